@@ -1,0 +1,75 @@
+from common.rpc.gen.pdserve.v1 import work_pb2 as _work_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("profile", "load")
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    profile: WorkerProfile
+    load: WorkerLoad
+    def __init__(self, profile: _Optional[_Union[WorkerProfile, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
+
+class WorkerProfile(_message.Message):
+    __slots__ = ("worker_id", "role", "address", "compatibility", "device", "total_pages", "max_running", "version")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    COMPATIBILITY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: str
+    address: str
+    compatibility: _work_pb2.Compatibility
+    device: str
+    total_pages: int
+    max_running: int
+    version: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., compatibility: _Optional[_Union[_work_pb2.Compatibility, _Mapping]] = ..., device: _Optional[str] = ..., total_pages: _Optional[int] = ..., max_running: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("running", "waiting", "queued_tokens", "free_pages", "held_pages", "cached_pages", "quarantined_pages", "draining")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HELD_PAGES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    queued_tokens: int
+    free_pages: int
+    held_pages: int
+    cached_pages: int
+    quarantined_pages: int
+    draining: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., held_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class RouterDirective(_message.Message):
+    __slots__ = ("accepted", "drain")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    accepted: Accepted
+    drain: Drain
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("router_epoch",)
+    ROUTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    router_epoch: int
+    def __init__(self, router_epoch: _Optional[int] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("grace_ms",)
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    grace_ms: int
+    def __init__(self, grace_ms: _Optional[int] = ...) -> None: ...
