@@ -1,0 +1,115 @@
+"""What the sender and the receiver of KV pages agree on: names, which tokens a page holds, and how shm introduces itself.
+
+A ticket (one granted Reserve) covers the part of the input that the decode worker lacks. Its pages, in order, on the token axis:
+
+    0               prefix_len                                            input_len
+    | already at D  | page_ids[0] | page_ids[1] | ... | page_ids[count-1]  |
+    '- whole pages -'---- page_size each ------------- the last may be partly filled
+
+prefix_len is a multiple of page_size; input_len counts input_ids (the prompt, and on a later attempt the output so far). Of every
+page the sender sends all page_bytes, of a partly filled one too: a page is one contiguous block over all layers, so its filled
+part is not contiguous. Growth pages are the receiver's own business and are not among page_ids.
+
+grpc: HandoffService.Push carries KvFrames; page_index is the place in page_ids, offset a byte in that page. Frames may come in any
+order but cover every byte exactly once; closing the stream is the fence after which nothing is written.
+
+shm: the receiver's pool is a memfd; page p is bytes [p * page_bytes, (p + 1) * page_bytes) of it. Once per pairing:
+
+    sender                                    receiver (abstract unix socket PairResponse.shm_socket, SOCK_STREAM)
+    connect
+    pair_id in ASCII, then one newline  --->  same user (SO_PEERCRED)? pair_id known and not connected yet? else: close
+                                        <---  8 bytes little-endian, the pool's size; the memfd rides along (SCM_RIGHTS)
+    mmap, close the descriptor
+    write pages of granted tickets
+    munmap, then close the socket       --->  EOF: no late write of this pairing is possible any more
+
+Nothing else is ever sent. The sender keeps the socket open exactly as long as the mapping, so that the kernel, which unmaps a
+killed process before it closes its files, tells the truth by EOF. The connection comes before the first Reserve with shm: without
+one Reserve is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import zlib
+from array import array
+from typing import Final, Literal, get_args
+
+Transport = Literal["shm", "grpc"]
+TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
+"""Best first."""
+
+FRAME_BYTES: Final = 1 << 20
+"""What a sender puts into one KvFrame."""
+MAX_FRAME_BYTES: Final = 4 << 20
+"""What a receiver takes in one KvFrame."""
+MAX_PAIR_ID_BYTES: Final = 128
+HANDSHAKE_SECONDS: Final = 5.0
+"""How long either side waits for the other's part of the shm handshake."""
+
+_SIZE = struct.Struct("<Q")
+
+
+def pages_to_send(*, input_len: int, prefix_len: int, page_size: int) -> int:
+    """How many pages a ticket has: those of tokens prefix_len to input_len; 0 if the receiver holds them all."""
+    return -(-(input_len - prefix_len) // page_size)
+
+
+def tokens_of(page_index: int, *, input_len: int, prefix_len: int, page_size: int) -> range:
+    """Which tokens the ticket's page number page_index holds."""
+    start = prefix_len + page_index * page_size
+    return range(start, min(start + page_size, input_len))
+
+
+def pages_ready(computed_len: int, *, input_len: int, prefix_len: int, page_size: int) -> int:
+    """How many of a ticket's leading pages are complete once the first computed_len tokens have their KV."""
+    if computed_len >= input_len:
+        return pages_to_send(input_len=input_len, prefix_len=prefix_len, page_size=page_size)
+    return max(0, computed_len - prefix_len) // page_size
+
+
+def page_range(page_id: int, page_bytes: int) -> slice:
+    """Where page page_id lies in a pool's bytes."""
+    return slice(page_id * page_bytes, (page_id + 1) * page_bytes)
+
+
+def page_checksum(page: memoryview | bytes) -> int:
+    """CRC-32 of a page or of a frame's data, as in KvFrame.crc32 and CommitRequest.page_crc32."""
+    return zlib.crc32(page)
+
+
+def hello_line(pair_id: str) -> bytes:
+    """The sender's only message on the shm socket."""
+    return pair_id.encode("ascii") + b"\n"
+
+
+def parse_hello(data: bytes) -> str | None:
+    """The pair id of a complete hello line, None while the newline is missing. Raises ValueError on anything that can't become one."""
+    if len(data) > MAX_PAIR_ID_BYTES + 1 or (b"\n" in data and not data.endswith(b"\n")):
+        raise ValueError(f"shm hello must be at most {MAX_PAIR_ID_BYTES} bytes and one newline, got {len(data)} bytes")
+    return data[:-1].decode("ascii") if data.endswith(b"\n") else None
+
+
+def send_pool(connection: socket.socket, *, pool_fd: int, pool_bytes: int) -> None:
+    """The receiver's only message: the pool's size with its descriptor. The descriptor stays open here."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [pool_fd]))
+    connection.sendmsg([_SIZE.pack(pool_bytes)], [rights])
+
+
+def receive_pool(connection: socket.socket) -> tuple[int, int]:
+    """Waits for send_pool on a blocking socket: (descriptor, pool bytes); the caller closes the descriptor.
+
+    Raises ConnectionRefusedError if the receiver hung up instead, TimeoutError by the socket's own time-out.
+    """
+    data, ancillary, _, _ = connection.recvmsg(_SIZE.size, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    descriptors = array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    if len(data) != _SIZE.size or len(descriptors) != 1:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ConnectionRefusedError("the decode worker did not hand over its pool")
+    return descriptors[0], _SIZE.unpack(data)[0]
