@@ -1,0 +1,61 @@
+"""Address: text in, the same text out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.address import Address
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:50051", "127.0.0.1", 50051),
+        ("localhost:0", "localhost", 0),
+        ("[::1]:50051", "::1", 50051),
+        ("0.0.0.0:1", "0.0.0.0", 1),
+    ],
+)
+def test_an_address_prints_as_it_was_written(text: str, host: str, port: int) -> None:
+    address = Address.parse(text)
+    assert address == (host, port)
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "::1:50051",
+        "::1",
+        "localhost",
+        "localhost:",
+        ":50051",
+        "[]:1",
+        "[127.0.0.1]:1",
+        "a:b:1",
+        "host:-1",
+        "host:1x",
+        "",
+        "[::1]",
+        "[::1:5",
+        "http://h:1",
+        "host:²",
+    ],
+)
+def test_grp_08_a_malformed_address_is_refused_with_the_rule_and_the_text(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be host:port or \[ipv6\]:port, got ") as caught:
+        Address.parse(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_a_port_above_65535_is_refused() -> None:
+    with pytest.raises(ValueError, match="port must be at most 65535, got 'h:65536'"):
+        Address.parse("h:65536")
+
+
+@given(
+    host=st.one_of(st.ip_addresses().map(str), st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True)),
+    port=st.integers(0, 65535),
+)
+def test_any_address_survives_printing_and_parsing(host: str, port: int) -> None:
+    assert Address.parse(str(Address(host, port))) == (host, port)
