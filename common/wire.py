@@ -49,7 +49,17 @@ def sampling_to_pb(params: SamplingParams) -> generation_pb2.SamplingParams:
 
 def sampling_from_pb(pb: generation_pb2.SamplingParams) -> SamplingParams:
     """Unset optional fields take the defaults of SamplingParams."""
-    optional = ("temperature", "top_k", "top_p", "max_tokens", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed")
+    optional = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "max_tokens",
+        "min_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "seed",
+    )
     return SamplingParams(
         **{name: getattr(pb, name) for name in optional if pb.HasField(name)},
         ignore_eos=pb.ignore_eos,

@@ -12,7 +12,9 @@ from common.core import Req, SamplingParams  # noqa: E402
 
 def main() -> None:
     prompt = torch.arange(6, dtype=torch.int32)
-    req = Req(prompt, table_idx=0, cached_len=2, output_len=3, uid=0, sampling_params=SamplingParams(max_tokens=3), cache_handle=None)
+    req = Req(
+        prompt, table_idx=0, cached_len=2, output_len=3, uid=0, sampling_params=SamplingParams(max_tokens=3), cache_handle=None
+    )
     show(req, "at admission (2 hit)")
     for stage in ("after prefill", "after decode 1", "after decode 2"):
         req.complete_one()
