@@ -150,7 +150,7 @@ def token_to_pb(token: TokenOut) -> work_pb2.Token:
         pb.top_ids.append(token_id)
         pb.top_logprobs.append(logprob)
     if token.finish is not None:
-        pb.finish = generation_pb2.FinishReason.ValueType(token.finish)
+        pb.finish = int(token.finish)  # type: ignore[assignment]  # the generated stub knows no plain ints
     return pb
 
 

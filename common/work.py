@@ -26,7 +26,8 @@ class FinishReason(IntEnum):
     ABORT = 3
 
 
-class TokenOut(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TokenOut:
     """One generated token. index counts from prompt_len; top is (token id, logprob), best first."""
 
     key: WorkKey

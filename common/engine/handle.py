@@ -134,7 +134,7 @@ class ThreadEngine:
         error: BaseException | None = None
         try:
             core = self._build(self._outgoing.append)
-            self._to_loop(lambda: self._started.done() or self._started.set_result(core))
+            self._to_loop(lambda: self._announce(core))
             self._serve(core)
         except BaseException as caught:
             error = caught
@@ -190,6 +190,10 @@ class ThreadEngine:
             self._loop.call_soon_threadsafe(callback)
 
     # Event loop again.
+
+    def _announce(self, core: EngineCore) -> None:
+        if not self._started.done():
+            self._started.set_result(core)
 
     def _deliver(self, batch: list[Any]) -> None:
         for item in batch:
