@@ -1,0 +1,86 @@
+"""From an exception in a handler to the call's status, in one place; each is logged once.
+
+| raised                         | status                    | logged              |
+| a PdserveError                 | its own, with its text    | one line            |
+| CancelledError, client gone    | (nobody listens)          | nothing             |
+| CancelledError, ours           | UNAVAILABLE               | one line            |
+| anything else                  | INTERNAL "internal error" | with its traceback  |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+
+from common.errors import PdserveError, Unavailable
+
+# A status message travels in a header, and peers refuse headers beyond some KiB.
+MAX_MESSAGE_CHARS = 1000
+
+log = logging.getLogger(__name__)
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """Wraps every handler, unary or streaming, coroutine or async generator."""
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
+        wrapped = _guard(getattr(handler, kind), handler_call_details.method)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(wrapped, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+
+
+def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+    if inspect.isasyncgenfunction(behavior):
+
+        async def generate(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                async with aclosing(behavior(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            except grpc.aio.AbortError:
+                raise
+            except (Exception, asyncio.CancelledError) as error:
+                await _end(context, error, method, request)
+
+        return generate
+
+    async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behavior(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            await _end(context, error, method, request)
+
+    return answer
+
+
+async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException, method: str, request: Any) -> NoReturn:
+    """Ends the call with the error's status; raises what tells grpc that it has ended."""
+    extra = {"request_id": getattr(request, "request_id", "")}
+    if isinstance(error, asyncio.CancelledError):
+        if context.cancelled() or context.done():
+            raise error
+        # grpc leaves the client waiting for ever when a handler ends in a cancellation that the client did not ask for (GRP-02).
+        error = Unavailable("the server gave up this call")
+    if isinstance(error, PdserveError):
+        log.info("%s: %s: %s", method, error.status.name, error, extra=extra)
+        await context.abort(error.status, _shortened(str(error)))
+    log.error("%s failed", method, exc_info=error, extra=extra)
+    await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 3] + "..."

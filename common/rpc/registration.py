@@ -1,0 +1,135 @@
+"""A worker's standing with its routers: one Register stream to each, for as long as the worker lives.
+
+    connect -> profile -> (accepted) -> load, load, ...        every interval, and at once on changed()
+       ^                                   |
+       '------ back-off, at most 2 s ------+   broken, refused, or the router went away
+
+Start-up order does not matter, and a router that restarts is found again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import grpc
+
+from common.address import Address
+from common.rpc.channels import make_channel
+from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
+from common.wire import load_to_pb, profile_to_pb
+from common.work import WorkerLoad, WorkerProfile
+
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=2)
+# Between two reports, however often changed() is called.
+SHORTEST_GAP = timedelta(milliseconds=20)
+log = logging.getLogger(__name__)
+
+
+class Registration:
+    """Keeps a worker registered with every router. Lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        routers: Sequence[Address],
+        profile: WorkerProfile,
+        load: Callable[[], WorkerLoad],
+        on_drain: Callable[[timedelta], None],
+        interval: timedelta = timedelta(milliseconds=500),
+    ) -> None:
+        """load: asked for each report. on_drain(grace): a router wants this worker to finish what it runs and go."""
+        self._links = [_Link(router, profile, load, on_drain, interval) for router in routers]
+
+    async def run(self) -> None:
+        """Never returns; cancelling it ends all streams, which the routers see as gone."""
+        async with asyncio.TaskGroup() as group:
+            for link in self._links:
+                group.create_task(link.keep(), name=f"registration {link.router}")
+
+    def changed(self) -> None:
+        """The load changed in a way that routers should know before the next interval."""
+        for link in self._links:
+            link.wake.set()
+
+    @property
+    def registered(self) -> int:
+        """Routers that have accepted this worker."""
+        return sum(link.accepted for link in self._links)
+
+
+class _Link:
+    """One router."""
+
+    def __init__(
+        self,
+        router: Address,
+        profile: WorkerProfile,
+        load: Callable[[], WorkerLoad],
+        on_drain: Callable[[timedelta], None],
+        interval: timedelta,
+    ) -> None:
+        self.router = router
+        self.wake = asyncio.Event()
+        self.accepted = False
+        self._profile, self._load, self._on_drain, self._interval = profile, load, on_drain, interval
+        self._complaint = ""
+
+    async def keep(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            was_accepted = await self._register()
+            pause = FIRST_PAUSE if was_accepted else min(2 * pause, LONGEST_PAUSE)
+            # Jittered, so that workers do not return to a restarted router in step.
+            await asyncio.sleep(pause.total_seconds() * random.uniform(0.5, 1.0))
+
+    async def _register(self) -> bool:
+        """One stream, from connecting to its end; whether the router accepted."""
+        async with make_channel(self.router) as channel:
+            call = registry_pb2_grpc.RegistryServiceStub(channel).Register()
+            sides = [asyncio.create_task(self._report(call)), asyncio.create_task(self._follow(call))]
+            try:
+                await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+                # A report that fails does so because the stream ended: its status says why.
+                if not sides[1].done() and not isinstance(sides[0].exception(), grpc.RpcError | asyncio.InvalidStateError):
+                    sides[0].result()
+                await sides[1]
+                self._complain("the router ended the stream", logging.WARNING)
+            except grpc.aio.AioRpcError as error:
+                refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                self._complain(f"{error.code().name}: {error.details()}", logging.ERROR if refused else logging.WARNING)
+            finally:
+                was_accepted, self.accepted = self.accepted, False
+                for side in sides:
+                    side.cancel()
+                await asyncio.gather(*sides, return_exceptions=True)
+        return was_accepted
+
+    async def _report(self, call: Any) -> None:
+        await call.write(registry_pb2.WorkerStatus(profile=profile_to_pb(self._profile)))
+        while True:
+            self.wake.clear()
+            await call.write(registry_pb2.WorkerStatus(load=load_to_pb(self._load())))
+            try:
+                await asyncio.wait_for(self.wake.wait(), self._interval.total_seconds())
+            except TimeoutError:
+                continue
+            await asyncio.sleep(SHORTEST_GAP.total_seconds())
+
+    async def _follow(self, call: Any) -> None:
+        async for directive in call:
+            if directive.HasField("accepted"):
+                self.accepted, self._complaint = True, ""
+                log.info("registered with router %s", self.router)
+            elif directive.HasField("drain"):
+                self._on_drain(timedelta(milliseconds=directive.drain.grace_ms))
+
+    def _complain(self, text: str, level: int) -> None:
+        """Once per reason, not once per retry."""
+        if text != self._complaint:
+            self._complaint = text
+            log.log(level, "not registered with router %s, retrying: %s", self.router, text)

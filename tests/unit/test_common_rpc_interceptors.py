@@ -1,0 +1,191 @@
+"""Errors to statuses, over a real server, for every kind of handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from common.errors import AlreadyExists, InvalidRequest
+from common.rpc.channels import error_of
+from common.rpc.interceptors import MAX_MESSAGE_CHARS
+from tests.helpers.rpc import KINDS, call, serving
+
+Handler = Callable[[Any, Any], Any]
+
+
+def returning(effect: Callable[[], Any]) -> Handler:
+    """A coroutine handler."""
+
+    async def handler(request: Any, context: Any) -> bytes:
+        await asyncio.sleep(0)
+        effect()
+        return b"answer"
+
+    return handler
+
+
+def generating(effect: Callable[[], Any]) -> Handler:
+    """An async generator handler; the effect comes after one response."""
+
+    async def handler(request: Any, context: Any) -> AsyncIterator[bytes]:
+        yield b"answer"
+        effect()
+
+    return handler
+
+
+def writing(effect: Callable[[], Any]) -> Handler:
+    """A coroutine handler of a response stream."""
+
+    async def handler(request: Any, context: Any) -> None:
+        await context.write(b"answer")
+        effect()
+
+    return handler
+
+
+def every_kind(effect: Callable[[], Any]) -> dict[str, Handler]:
+    handlers = {}
+    for kind in KINDS:
+        if kind.endswith("_unary"):
+            handlers[kind] = returning(effect)
+        else:
+            handlers[kind + "_generating"] = generating(effect)
+            handlers[kind + "_writing"] = writing(effect)
+    return handlers
+
+
+NAMES = tuple(every_kind(lambda: None))
+
+
+def raiser(error: BaseException) -> Callable[[], None]:
+    def effect() -> None:
+        raise error
+
+    return effect
+
+
+async def failure(name: str, effect: Callable[[], Any]) -> grpc.aio.AioRpcError:
+    async with serving(every_kind(effect)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, name)
+        return caught.value
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_handler_that_does_not_fail_is_left_alone(name: str) -> None:
+    async with serving(every_kind(lambda: None)) as channel:
+        assert await call(channel, name) == [b"answer"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_an_error_of_the_family_becomes_its_status_and_text_and_is_logged_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        error = await failure(name, raiser(InvalidRequest("top_p", "must be in (0, 1]", 1.5)))
+    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in (0, 1], got 1.5")
+    assert [record.exc_info for record in caplog.records if "top_p" in record.getMessage()] == [None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_any_other_exception_becomes_internal_without_its_text_and_its_traceback_is_logged_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = await failure(name, raiser(KeyError("secret")))
+    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_grp_02_a_cancellation_from_inside_the_server_reaches_the_client_as_a_status(name: str) -> None:
+    error = await failure(name, raiser(asyncio.CancelledError()))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("name", ["unary_unary", "unary_stream_generating", "unary_stream_writing"])
+async def test_grp_02_cancelling_the_handlers_task_inside_the_server_reaches_the_client_as_a_status(name: str) -> None:
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def wait(request: Any, context: Any) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        asyncio.get_running_loop().call_later(0.05, task.cancel)
+        await asyncio.sleep(60)
+        return b""
+
+    async def generating(request: Any, context: Any) -> AsyncIterator[bytes]:
+        yield await wait(request, context)
+
+    async with serving({name: generating if name.endswith("generating") else wait}) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, name)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(tasks) == 1
+
+
+@pytest.mark.parametrize("name", ["unary_stream_generating", "unary_stream_writing", "unary_unary"])
+async def test_a_client_that_leaves_cancels_the_handler_and_its_clean_up_runs(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.set()
+
+    async def generating(request: Any, context: Any) -> AsyncIterator[bytes]:
+        await wait()
+        yield b""
+
+    async def coroutine(request: Any, context: Any) -> bytes:
+        await wait()
+        return b""
+
+    async with serving({name: generating if name.endswith("generating") else coroutine}) as channel:
+        task = asyncio.create_task(call(channel, name))
+        await asyncio.wait_for(started.wait(), 5)
+        task.cancel()
+        await asyncio.wait_for(cleaned.wait(), 5)
+        await asyncio.sleep(0.05)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO] == []
+
+
+async def test_a_very_long_message_is_cut_so_that_it_still_arrives() -> None:
+    error = await failure("unary_unary", raiser(AlreadyExists("x" * 100_000)))
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert len(error.details() or "") == MAX_MESSAGE_CHARS
+
+
+async def test_a_message_with_line_ends_and_other_alphabets_arrives_unchanged() -> None:
+    error = await failure("unary_stream_generating", raiser(AlreadyExists("schön\n数字\t%20")))
+    assert error.details() == "schön\n数字\t%20"
+
+
+async def test_a_handlers_own_abort_is_passed_on() -> None:
+    async def refusing(request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
+
+    async with serving({"unary_unary": refusing}) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, "unary_unary")
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.NOT_FOUND, "not here")
+
+
+async def test_an_unknown_method_is_unimplemented_and_a_peers_status_comes_back_as_an_error_of_the_family() -> None:
+    async with serving({}) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, "unary_unary_missing")
+    assert error_of(caught.value).status is grpc.StatusCode.UNIMPLEMENTED
+    error = await failure("unary_unary", raiser(AlreadyExists("request_id 'a' is in use")))
+    assert isinstance(error_of(error), AlreadyExists)
+    assert str(error_of(error)) == "request_id 'a' is in use"

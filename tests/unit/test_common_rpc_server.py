@@ -1,0 +1,158 @@
+"""Servers and channels: limits, ports, addresses, pings, bursts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from common.address import Address
+from common.errors import StartError
+from common.rpc.channels import make_channel
+from common.rpc.server import MAX_MESSAGE_BYTES, bind, make_server
+from tests.helpers.rpc import KINDS, add_handlers, call, method, serving
+
+LIMIT = 100_000
+
+
+async def echo(request: bytes, context: Any) -> bytes:
+    return request[:5]
+
+
+async def echo_stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    yield request[:5]
+
+
+async def take_stream(requests: AsyncIterator[bytes], context: Any) -> bytes:
+    return b"".join([request[:5] async for request in requests])
+
+
+async def echo_each(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for request in requests:
+        yield request[:5]
+
+
+ECHOES: dict[str, Callable[..., Any]] = dict(zip(KINDS, (echo, echo_stream, take_stream, echo_each), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_grp_06_an_oversize_message_names_the_limit_and_the_connection_stays_usable(kind: str) -> None:
+    async with serving(ECHOES, max_message_bytes=LIMIT) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, kind, [b"x" * (LIMIT + 1)])
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(LIMIT) in (caught.value.details() or "")
+        assert await call(channel, kind, [b"x" * LIMIT]) == [b"xxxxx"]
+
+
+@pytest.mark.parametrize("kind", ["stream_unary", "stream_stream"])
+async def test_grp_06_an_oversize_message_late_in_a_stream_names_the_limit_too(kind: str) -> None:
+    async with serving(ECHOES, max_message_bytes=LIMIT) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, kind, [b"small", b"x" * (LIMIT + 1)])
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(LIMIT) in (caught.value.details() or "")
+
+
+async def test_grp_06_the_ordinary_limit_is_above_four_mib() -> None:
+    async with serving({"unary_unary": echo}) as channel:
+        assert await call(channel, "unary_unary", [b"x" * (MAX_MESSAGE_BYTES - 100)]) == [b"xxxxx"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_grp_04_a_taken_port_is_a_start_error_that_names_the_address(host: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        taken.bind((host, 0))
+        taken.listen()
+        address = Address(host, taken.getsockname()[1])
+        with pytest.raises(StartError) as caught:
+            await bind(make_server(), address)
+    assert str(caught.value) == f"cannot listen on {address}: address already in use"
+
+
+async def test_grp_04_a_port_that_another_of_our_servers_has_is_taken() -> None:
+    first, second = make_server(), make_server()
+    address = await bind(first, Address("127.0.0.1", 0))
+    await first.start()
+    with pytest.raises(StartError, match="address already in use"):
+        await bind(second, address)
+    await first.stop(0)
+
+
+async def test_grp_04_a_name_is_taken_when_one_of_its_addresses_is() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(StartError, match="cannot listen on localhost:[0-9]+: address already in use"):
+            await bind(make_server(), Address("localhost", taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize(("host", "why"), [("192.0.2.1", "cannot assign requested address"), ("no-such-host.invalid", ".+")])
+async def test_an_address_that_is_not_ours_is_a_start_error_with_the_reason(host: str, why: str) -> None:
+    with pytest.raises(StartError, match=f"cannot listen on {host}:5000: {why}"):
+        await bind(make_server(), Address(host, 5000))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_grp_08_a_server_is_reached_at_the_address_it_was_bound_to(host: str) -> None:
+    server = make_server()
+    add_handlers(server, {"unary_unary": echo})
+    address = await bind(server, Address(host, 0))
+    await server.start()
+    async with make_channel(Address.parse(str(address))) as channel:
+        assert await call(channel, "unary_unary") == [b"hello"]
+    await server.stop(0)
+
+
+async def test_grp_01_a_client_that_pings_without_end_is_tolerated() -> None:
+    """gRPC's own policy answers the third ping within five minutes with GOAWAY too_many_pings."""
+
+    async def slow(request: bytes, context: Any) -> bytes:
+        await asyncio.sleep(1.5)
+        return b"late"
+
+    server = make_server()
+    add_handlers(server, {"unary_unary": slow})
+    address = await bind(server, Address("127.0.0.1", 0))
+    await server.start()
+    eager = (
+        ("grpc.keepalive_time_ms", 100),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_time_between_pings_ms", 100),
+    )
+    async with grpc.aio.insecure_channel(str(address), options=eager) as channel:
+        assert await call(channel, "unary_unary") == [b"late"]
+        await asyncio.sleep(1)
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+        assert await call(channel, "unary_unary") == [b"late"]
+    await server.stop(0)
+
+
+async def test_a_burst_of_two_thousand_calls_is_answered() -> None:
+    async with serving({"unary_unary": echo}) as channel:
+        echoed = method(channel, "unary_unary")
+        answers = await asyncio.gather(*(echoed(b"hello", timeout=30) for _ in range(2000)))
+    assert answers == [b"hello"] * 2000
+
+
+async def test_a_restarted_peer_is_found_again_by_the_same_channel() -> None:
+    first = make_server()
+    add_handlers(first, {"unary_unary": echo})
+    address = await bind(first, Address("127.0.0.1", 0))
+    await first.start()
+    async with make_channel(address) as channel:
+        await call(channel, "unary_unary")
+        await first.stop(0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(channel, "unary_unary")
+        second = make_server()
+        add_handlers(second, {"unary_unary": echo})
+        await bind(second, address)
+        await second.start()
+        assert await method(channel, "unary_unary")(b"hello", timeout=5, wait_for_ready=True) == b"hello"
+        await second.stop(0)
