@@ -1,0 +1,195 @@
+"""A cluster of real processes on loopback: start, talk to, pause, kill, and check that nothing leaked."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.helpers.client import Client
+from tests.helpers.eventually import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 40.0
+
+
+def free_port() -> int:
+    """A port nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """`python -m module args`, its output in a file."""
+
+    def __init__(self, module: str, args: Sequence[str], *, log: Path, env: dict[str, str] | None = None) -> None:
+        self.module, self.args, self.log = module, list(args), log
+        with log.open("ab") as out:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def is_alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def wait_for_line(self, pattern: str, *, within: float = START_SECONDS) -> re.Match[str]:
+        """Waits until the output matches; fails at once, with the output, if the process ends first."""
+        deadline = time.monotonic() + within
+        while True:
+            alive = self.is_alive
+            if found := re.search(pattern, self.output, re.MULTILINE):
+                return found
+            assert alive, f"{self.module} ended with {self._popen.returncode}:\n{self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"no {pattern!r} from {self.module} in {within} s:\n{self.output[-3000:]}"
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def wait(self, *, within: float) -> int:
+        """The exit code; fails with the output if it does not end."""
+        try:
+            return self._popen.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.module} still runs after {within} s:\n{self.output[-3000:]}") from None
+
+    def kill(self) -> None:
+        """kill -9, and the corpse collected."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def stop(self, *, within: float = 10.0) -> int:
+        self.signal(signal.SIGTERM)
+        return self.wait(within=within)
+
+
+class Cluster:
+    """A router with prefill and decode workers of one model."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        prefill: int = 1,
+        decode: int = 1,
+        worker_args: Sequence[str] = (),
+        prefill_args: Sequence[str] = (),
+        decode_args: Sequence[str] = (),
+        router_args: Sequence[str] = (),
+    ) -> None:
+        self.folder, self.model = folder, model
+        self.address = f"127.0.0.1:{free_port()}"
+        self.router_args = ["--listen", self.address, "--model", str(model), *router_args]
+        shared = ["--model", str(model), "--router", self.address, "--threads", "1", *worker_args]
+        self.worker_args = {"prefill": [*shared, *prefill_args], "decode": [*shared, *decode_args]}
+        self.router: Process
+        self.prefill: list[Process] = []
+        self.decode: list[Process] = []
+        self._counts = {"prefill": prefill, "decode": decode}
+        self._started = 0
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start_router()
+            for role, count in self._counts.items():
+                for _ in range(count):
+                    self.start_worker(role)
+            self.router.wait_for_line("router ready on")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start_router(self) -> Process:
+        self.router = self._start("router", self.router_args)
+        return self.router
+
+    def start_worker(self, role: str, *, listen: str = "127.0.0.1:0", extra: Sequence[str] = ()) -> Process:
+        process = self._start(f"{role}_worker", [*self.worker_args[role], "--listen", listen, *extra])
+        (self.prefill if role == "prefill" else self.decode).append(process)
+        return process
+
+    @property
+    def processes(self) -> list[Process]:
+        return [process for process in (getattr(self, "router", None), *self.prefill, *self.decode) if process is not None]
+
+    def client(self) -> Client:
+        return Client(self.address)
+
+    def close(self) -> None:
+        """Asks everybody to stop, then makes them."""
+        for process in self.processes:
+            if process.is_alive:
+                process.resume()
+                process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        for process in self.processes:
+            try:
+                process.wait(within=max(0.1, deadline - time.monotonic()))
+            except AssertionError:
+                process.kill()
+
+    async def assert_idle(self, client: Client, *, within: float = 3.0) -> None:
+        """Nothing runs, waits, is held or quarantined on any live worker, every page is free or cached, nobody crashed."""
+
+        async def idle() -> bool:
+            workers = await client.workers()
+            assert workers, "no worker is registered"
+            for worker in workers.values():
+                busy = (worker.running, worker.waiting, worker.held_pages, worker.quarantined_pages)
+                assert busy == (0, 0, 0, 0), f"{worker.id}: running, waiting, held, quarantined = {busy}"
+                assert worker.free_pages + worker.cached_pages == worker.total_pages, f"pages are lost on {worker.id}: {worker}"
+            return True
+
+        await eventually(idle, within=within)
+        for process in self.processes:
+            assert "Traceback" not in process.output, f"{process.module}:\n{process.output[-4000:]}"
+
+    async def capacity_probe(self, client: Client, *, within: float = 10.0) -> None:
+        """Idle again with every page accounted for, and a request that needs all of a worker's pages succeeds, twice."""
+        await self.assert_idle(client, within=within)
+        model = await client.model()
+        workers = (await client.workers()).values()
+        room = min(min(worker.total_pages for worker in workers) * model.page_size, model.max_context)
+        for first in (1, 2):
+            ids = [(first + i) % 200 for i in range(room - 2)]
+            answer = await client.generate(ids, sampling={"max_tokens": 2, "ignore_eos": True}, timeout=within)
+            assert len(answer.ids) == 2
+        await self.assert_idle(client)
+
+    def _start(self, module: str, args: Sequence[str]) -> Process:
+        self._started += 1
+        return Process(module, args, log=self.folder / f"{self._started:02}-{module}.log")

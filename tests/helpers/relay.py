@@ -1,0 +1,60 @@
+"""A TCP relay of the tests' own between two processes: passes bytes, swallows them, or cuts, on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+
+class Relay:
+    """Listens on a free port and forwards each connection to target. swallow_after: bytes towards the target after which everything
+    of that connection in that direction is dropped while it stays open; None: never."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
+        self.address = ""
+        self.swallow = False
+        """True: nothing passes in either direction, connections stay open."""
+        self.passed_up = 0
+        """Bytes forwarded towards the target."""
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+
+    def cut(self) -> None:
+        """Closes every connection."""
+        for writer in self._writers:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
+        self._writers |= {writer, there_writer}
+        for source, sink, up in ((reader, there_writer, True), (there_reader, writer, False)):
+            task = asyncio.ensure_future(self._pump(source, sink, up=up))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, up: bool) -> None:
+        try:
+            while data := await source.read(65536):
+                if self.swallow:
+                    continue
+                self.passed_up += len(data) if up else 0
+                sink.write(data)
+                await sink.drain()
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            sink.close()
+            self._writers.discard(sink)
