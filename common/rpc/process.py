@@ -44,10 +44,15 @@ def run_process(main: Callable[[Stop], Awaitable[int]]) -> NoReturn:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_run(main))
-    except StartError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except* StartError as errors:
+        print(f"error: {_first(errors)}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first exception of a group, however deep: a StartError may come out of a task group."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _run(main: Callable[[Stop], Awaitable[int]]) -> int:

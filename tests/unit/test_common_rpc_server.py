@@ -39,6 +39,14 @@ async def echo_each(requests: AsyncIterator[bytes], context: Any) -> AsyncIterat
 ECHOES: dict[str, Callable[..., Any]] = dict(zip(KINDS, (echo, echo_stream, take_stream, echo_each), strict=True))
 
 
+async def bind_one(address: Address) -> None:
+    server = make_server()
+    try:
+        await bind(server, address)
+    finally:
+        await server.stop(0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_grp_06_an_oversize_message_names_the_limit_and_the_connection_stays_usable(kind: str) -> None:
     async with serving(ECHOES, max_message_bytes=LIMIT) as channel:
@@ -70,16 +78,16 @@ async def test_grp_04_a_taken_port_is_a_start_error_that_names_the_address(host:
         taken.listen()
         address = Address(host, taken.getsockname()[1])
         with pytest.raises(StartError) as caught:
-            await bind(make_server(), address)
+            await bind_one(address)
     assert str(caught.value) == f"cannot listen on {address}: address already in use"
 
 
 async def test_grp_04_a_port_that_another_of_our_servers_has_is_taken() -> None:
-    first, second = make_server(), make_server()
+    first = make_server()
     address = await bind(first, Address("127.0.0.1", 0))
     await first.start()
     with pytest.raises(StartError, match="address already in use"):
-        await bind(second, address)
+        await bind_one(address)
     await first.stop(0)
 
 
@@ -88,13 +96,13 @@ async def test_grp_04_a_name_is_taken_when_one_of_its_addresses_is() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(StartError, match="cannot listen on localhost:[0-9]+: address already in use"):
-            await bind(make_server(), Address("localhost", taken.getsockname()[1]))
+            await bind_one(Address("localhost", taken.getsockname()[1]))
 
 
 @pytest.mark.parametrize(("host", "why"), [("192.0.2.1", "cannot assign requested address"), ("no-such-host.invalid", ".+")])
 async def test_an_address_that_is_not_ours_is_a_start_error_with_the_reason(host: str, why: str) -> None:
     with pytest.raises(StartError, match=f"cannot listen on {host}:5000: {why}"):
-        await bind(make_server(), Address(host, 5000))
+        await bind_one(Address(host, 5000))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -1,0 +1,213 @@
+"""Registration against a real registry service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from common.address import Address
+from common.errors import Incompatible
+from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
+from common.rpc.registration import Registration
+from common.rpc.server import bind, make_server
+from common.wire import load_from_pb, profile_from_pb
+from common.work import Compatibility, PageCounts, WorkerLoad, WorkerProfile
+from tests.helpers.eventually import eventually
+from tests.helpers.rpc import LOOPBACK
+
+PROFILE = WorkerProfile(
+    worker_id="decode-1", role="decode", address="127.0.0.1:9", device="cpu", total_pages=8, max_running=4, version="0",
+    compatibility=Compatibility("f" * 16, "float32", 16, 128, 2, 2, 16),
+)  # fmt: skip
+
+
+class Router(registry_pb2_grpc.RegistryServiceServicer):
+    """Accepts, unless told to refuse; keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.statuses: asyncio.Queue[Any] = asyncio.Queue()
+        self.gone = asyncio.Event()
+        self.refuse: Exception | None = None
+        self.directives: asyncio.Queue[registry_pb2.RouterDirective] = asyncio.Queue()
+        self.server = make_server()
+
+    async def Register(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            if self.refuse is not None:
+                raise self.refuse
+            yield registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=7))
+            while True:
+                yield await self.directives.get()
+        finally:
+            reader.cancel()
+            self.gone.set()
+
+    async def _read(self, requests: AsyncIterator[Any]) -> None:
+        async for status in requests:
+            self.statuses.put_nowait(status)
+
+    async def start(self, address: Address = LOOPBACK) -> Address:
+        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self, self.server)
+        bound = await bind(self.server, address)
+        await self.server.start()
+        return bound
+
+    async def next_status(self) -> Any:
+        return await asyncio.wait_for(self.statuses.get(), 5)
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Cancelled at the end."""
+    running: list[asyncio.Task[None]] = []
+    yield running
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+@pytest.fixture
+async def routers() -> AsyncIterator[Callable[[], Router]]:
+    """Makes routers; they are stopped at the end."""
+    made: list[Router] = []
+
+    def make() -> Router:
+        made.append(Router())
+        return made[-1]
+
+    yield make
+    for router in made:
+        await router.server.stop(0)
+
+
+Routers = Callable[[], Router]
+
+
+def registration(
+    *routers: Address, load: Any = WorkerLoad, interval: float = 60, drains: list[timedelta] | None = None
+) -> Registration:
+    return Registration(
+        routers=routers,
+        profile=PROFILE,
+        load=load,
+        on_drain=(drains if drains is not None else []).append,
+        interval=timedelta(seconds=interval),
+    )
+
+
+async def test_the_profile_comes_first_then_the_load_and_the_worker_counts_as_registered(
+    routers: Routers, tasks: list[Any]
+) -> None:
+    router = routers()
+    joined = registration(await router.start(), load=lambda: WorkerLoad(running=2, pages=PageCounts(5, 1, 1, 1, 8)))
+    assert joined.registered == 0
+    tasks.append(asyncio.create_task(joined.run()))
+    assert profile_from_pb((await router.next_status()).profile) == PROFILE
+    assert load_from_pb((await router.next_status()).load) == WorkerLoad(running=2, pages=PageCounts(5, 1, 1, 1, 8))
+    await eventually(lambda: joined.registered == 1, within=5)
+
+
+async def test_the_load_is_told_every_interval(routers: Routers, tasks: list[Any]) -> None:
+    router = routers()
+    tasks.append(asyncio.create_task(registration(await router.start(), interval=0.05).run()))
+    for _ in range(4):
+        await router.next_status()
+
+
+async def test_a_change_is_told_at_once_and_many_changes_are_told_together(routers: Routers, tasks: list[Any]) -> None:
+    router, counter = routers(), iter(range(1000))
+    joined = registration(await router.start(), load=lambda: WorkerLoad(running=next(counter)), interval=60)
+    tasks.append(asyncio.create_task(joined.run()))
+    await router.next_status()
+    await router.next_status()
+    for _ in range(50):
+        joined.changed()
+        await asyncio.sleep(0.001)
+    await router.next_status()
+    await asyncio.sleep(0.1)
+    assert router.statuses.qsize() <= 10
+
+
+async def test_drain_is_passed_on_with_its_grace(routers: Routers, tasks: list[Any]) -> None:
+    router, drains = routers(), list[timedelta]()
+    tasks.append(asyncio.create_task(registration(await router.start(), drains=drains).run()))
+    router.directives.put_nowait(registry_pb2.RouterDirective(drain=registry_pb2.Drain(grace_ms=1500)))
+    await eventually(lambda: drains == [timedelta(seconds=1.5)], within=5)
+
+
+async def test_flt_11_a_restarted_router_is_found_again(routers: Routers, tasks: list[Any]) -> None:
+    first = routers()
+    address = await first.start()
+    joined = registration(address)
+    tasks.append(asyncio.create_task(joined.run()))
+    await eventually(lambda: joined.registered == 1, within=5)
+    await first.server.stop(0)
+    await eventually(lambda: joined.registered == 0, within=5)
+    second = routers()
+    await second.start(address)
+    await eventually(lambda: joined.registered == 1, within=5)
+    assert profile_from_pb((await second.next_status()).profile) == PROFILE
+
+
+async def test_lif_08_a_router_may_start_after_its_worker_and_another_that_never_starts_does_no_harm(
+    routers: Routers, tasks: list[Any]
+) -> None:
+    early, late = routers(), routers()
+    address = await early.start()
+    await early.server.stop(0)
+    joined = registration(address, Address("127.0.0.1", 1))
+    tasks.append(asyncio.create_task(joined.run()))
+    await asyncio.sleep(0.3)
+    assert joined.registered == 0
+    await late.start(address)
+    await eventually(lambda: joined.registered == 1, within=5)
+
+
+async def test_cmp_01_a_refusal_is_logged_once_with_both_values_and_tried_again(
+    routers: Routers, tasks: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    router = routers()
+    router.refuse = Incompatible("page_size", 16, 32, our_name="prefill-1", their_name="decode-1")
+    joined = registration(await router.start())
+    with caplog.at_level(logging.WARNING, logger="common.rpc.registration"):
+        tasks.append(asyncio.create_task(joined.run()))
+        await asyncio.sleep(0.7)
+        router.refuse = None
+        await eventually(lambda: joined.registered == 1, within=5)
+    messages = [
+        record for record in caplog.records if record.name == "common.rpc.registration" and record.levelno == logging.ERROR
+    ]
+    assert len(messages) == 1
+    assert "page_size differs: 32 on decode-1, 16 on prefill-1" in messages[0].getMessage()
+
+
+async def test_cancelling_ends_the_stream_which_the_router_sees(routers: Routers, tasks: list[Any]) -> None:
+    router = routers()
+    joined = registration(await router.start())
+    task = asyncio.create_task(joined.run())
+    await eventually(lambda: joined.registered == 1, within=5)
+    task.cancel()
+    await asyncio.wait_for(router.gone.wait(), 5)
+    assert joined.registered == 0
+
+
+async def test_a_load_that_cannot_be_read_is_not_hidden(routers: Routers) -> None:
+    def broken() -> WorkerLoad:
+        raise RuntimeError("no engine")
+
+    router = routers()
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(registration(await router.start(), load=broken).run(), 5)
+    assert caught.group_contains(RuntimeError, match="no engine")
+
+
+async def test_a_worker_without_routers_has_nothing_to_do() -> None:
+    joined = registration()
+    await asyncio.wait_for(joined.run(), 1)
+    assert joined.registered == 0
