@@ -1,0 +1,47 @@
+"""What a Reserve or a Commit must satisfy, as functions of values; they raise the error the sender is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.core import Req
+from common.errors import DataLoss, FailedPrecondition, InvalidRequest, OutOfRange
+from common.handoff.base import page_checksum
+from decode_worker.commands import Commit
+from decode_worker.ticket import Room, Ticket
+
+
+def check_reserve(req: Req, *, pool_pages: int, page_size: int, max_context: int) -> None:
+    """Raises InvalidRequest if there is nothing to decode or the shape is wrong, OutOfRange if it never will fit (CAP-02)."""
+    if req.output_len < 2:
+        raise InvalidRequest("output_len", "must be at least 2: the first token is the prefill worker's", req.output_len)
+    if req.n > 1 and req.num_output:
+        raise InvalidRequest("n", "must be 1 once there is output", req.n)
+    total = len(req.input_ids) + req.output_len
+    if total > max_context:
+        raise OutOfRange("prompt and output together", f"must be at most {max_context} tokens", total)
+    if total > pool_pages * page_size:
+        raise OutOfRange("prompt and output together", f"must be at most {pool_pages * page_size} tokens, the pool's size", total)
+    if (room := Room.of(req, page_size)).total > pool_pages:
+        raise OutOfRange(f"prompt with n={req.n}", f"must take at most {pool_pages} pages, the pool's size", room.total)
+
+
+def check_commit(ticket: Ticket, command: Commit) -> None:
+    """Raises InvalidRequest if the first tokens are not this ticket's, FailedPrecondition if pages or checksums are missing."""
+    req = ticket.req
+    if len(command.first_tokens) != req.n:
+        raise InvalidRequest("first_tokens", f"must be {req.n}, one per completion", len(command.first_tokens))
+    for key, token in zip(ticket.keys, command.first_tokens, strict=True):
+        if token.key != key or token.index != req.num_output:
+            raise InvalidRequest("first_tokens", f"must be token {req.num_output} of work {key}", f"{token.index} of {token.key}")
+    if command.pages_sent != len(ticket.page_ids):
+        raise FailedPrecondition(f"pages are missing: {command.pages_sent} of {len(ticket.page_ids)} sent")
+    if len(command.page_crc32) != (len(ticket.page_ids) if ticket.verify else 0):
+        raise FailedPrecondition(f"checksums are missing: {len(command.page_crc32)} for {len(ticket.page_ids)} pages")
+
+
+def check_bytes(ticket: Ticket, command: Commit, page_view: Callable[[int], memoryview]) -> None:
+    """Raises DataLoss unless each page has the checksum it was sent with."""
+    for index, (page, sent) in enumerate(zip(ticket.page_ids, command.page_crc32, strict=False)):
+        if (found := page_checksum(page_view(page))) != sent:
+            raise DataLoss(f"page {index} of ticket's {len(ticket.page_ids)}: checksum {sent:08x} sent, {found:08x} found")

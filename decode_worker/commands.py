@@ -1,0 +1,119 @@
+"""What the event loop asks of the decode engine. Plain immutable values; decode_worker/core.py says who acts on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from common.core import Req, WorkKey
+from common.handoff.base import Transport
+from common.work import TokenOut
+
+
+@dataclass(frozen=True)
+class SessionOpened:
+    """A router's stream is there: from now on Reserve is taken for its requests."""
+
+    router_epoch: int
+
+
+@dataclass(frozen=True)
+class SessionClosed:
+    """A router's stream is gone: all its work is dropped. Always between two SessionOpened of one router."""
+
+    router_epoch: int
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Wait for pages for a prompt. The engine owns req from now on. Reply: Granted, deferred until it is its turn.
+
+    Raises Unavailable (no session with that router, or draining), Aborted (the key was cancelled, or is while it waits),
+    AlreadyExists (the key has a ticket or runs), InvalidRequest or OutOfRange (it never will fit), FailedPrecondition (the pairing
+    ended while it waited).
+    """
+
+    req: Req
+    pair_id: str
+    transport: Transport
+    verify: bool = False
+
+
+@dataclass(frozen=True)
+class Granted:
+    """A ticket: pages to fill, in order, from token prefix_len on. The lease runs out that long after this, unless renewed."""
+
+    ticket: str
+    page_ids: tuple[int, ...]
+    prefix_len: int
+    lease: timedelta
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Extend leases. Reply: list of those tickets that are not being received (any more)."""
+
+    tickets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """All KV is there (with grpc the caller has seen to it). Reply: None, and None again for a while after.
+
+    Raises InvalidRequest (first_tokens do not fit the ticket), FailedPrecondition (pages are missing), DataLoss (a checksum differs;
+    the ticket has ended), Aborted (the ticket had ended: says why), NotFound.
+    """
+
+    ticket: str
+    first_tokens: tuple[TokenOut, ...]
+    pages_sent: int
+    page_crc32: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Release:
+    """Give a ticket back unused; an unknown one is fine. drained: the sender writes no more. Reply: None."""
+
+    ticket: str
+    drained: bool
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop an attempt in whatever state it is; a later Reserve of the key is refused for one lease."""
+
+    key: WorkKey
+
+
+@dataclass(frozen=True)
+class Drained:
+    """The event loop writes no more into this ticket's pages. Answers TicketClosed."""
+
+    ticket: str
+
+
+@dataclass(frozen=True)
+class SenderGone:
+    """The process behind a pairing is gone or has unmapped the pool: it writes no more into any page."""
+
+    pair_id: str
+
+
+@dataclass(frozen=True)
+class FlushPrefixCache:
+    """Drop cached pages that nobody uses. Reply: how many."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Reply: PageCounts, after checking that every page has exactly one owner (else the engine ends)."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Take no more Reserves and turn away those in line; what has pages goes on."""
+
+
+@dataclass(frozen=True)
+class HandBack:
+    """Give everything that is left back to the routers."""

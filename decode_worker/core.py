@@ -1,0 +1,193 @@
+"""DecodeCore: the decode engine as a single-threaded state machine.
+
+A request's life here (decode_worker/states.py; a ticket stands for all n completions of one prompt):
+
+1. Reserved    A prefill worker asked for pages. In line by (-priority, uid, epoch); nobody overtakes, and nobody is served while a
+               running request lacks a page. No lease yet: the caller's deadline bounds the wait, abandon() ends it.
+2. Receiving   Pages granted; the sender fills them; the lease runs. Ends by Commit, or without: Release, Cancel, lease over,
+               session closed, sender gone, checksum wrong. Then pages that a copy may still write to are quarantined.
+3. Committed   All KV is here. Whole prompt pages are in the prefix cache, locked per completion. Waits for a place in the batch.
+4. Running     One token a step. Out of pages, the youngest is retracted to its router; the oldest only skips steps.
+5. Done        Its whole pages are prefix cache, the rest is free.
+
+A captured graph is a Runner like any other, and a worker that prefills prompts itself would fill a ticket's pages by its own Runner
+instead of granting them to a sender: neither changes these states.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, assert_never
+
+from common.core import WorkKey
+from common.engine.handle import DEFERRED, Emit
+from common.engine.pages import PagePool
+from common.engine.runner import Runner
+from common.errors import Aborted, Unavailable
+from common.work import PageCounts
+from decode_worker import commands
+from decode_worker.decoding import Decoding
+from decode_worker.events import Stats
+from decode_worker.tickets import NewName, Tickets, random_name
+
+Command = (
+    commands.SessionOpened
+    | commands.SessionClosed
+    | commands.Reserve
+    | commands.Renew
+    | commands.Commit
+    | commands.Release
+    | commands.Cancel
+    | commands.Drained
+    | commands.SenderGone
+    | commands.FlushPrefixCache
+    | commands.Check
+    | commands.Drain
+    | commands.HandBack
+)
+
+
+class DecodeCore:
+    """An EngineCore (common/engine/handle.py): every method is called by the engine thread only."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        pool_pages: int,
+        max_running: int,
+        lease: timedelta,
+        emit: Emit,
+        clock: Callable[[], float] = time.monotonic,
+        new_ticket: NewName = random_name,
+    ) -> None:
+        self.compatibility = runner.compatibility
+        self._pool = PagePool(pool_pages, runner.compatibility.page_size)
+        self._emit = emit
+        self._clock = clock
+        self._tickets = Tickets(runner, self._pool, total_pages=pool_pages, lease=lease, emit=emit, new_name=new_ticket)
+        self._decoding = Decoding(runner, self._pool, max_running=max_running, emit=emit)
+        self._sessions: set[int] = set()
+        self._draining = False
+        self._was_busy = False
+        self._reported: Stats | None = None
+
+    def handle(self, command: Command, call_id: int | None) -> Any:
+        try:
+            return self._act(command, call_id)
+        finally:
+            self._decoding.wake()
+            self._settle()
+
+    def abandon(self, call_id: int) -> None:
+        self._tickets.abandon(call_id, now=self._clock())
+        self._decoding.wake()
+        self._settle()
+
+    def has_work(self) -> bool:
+        return len(self._decoding) > 0 and not self._decoding.is_stuck
+
+    def step(self) -> None:
+        self._decoding.step()
+        self._settle()
+        self._report()
+
+    def tick(self, now: float) -> None:
+        self._tickets.tick(now)
+        self._decoding.wake()
+        self._settle()
+        self._report()
+
+    def close(self) -> None:
+        """The pool goes with the process: there is nobody to give anything back to."""
+
+    def _act(self, command: Command, call_id: int | None) -> Any:
+        now = self._clock()
+        match command:
+            case commands.Reserve():
+                return self._reserve(command, call_id)
+            case commands.Renew():
+                return self._tickets.renew(command.tickets, now=now)
+            case commands.Commit():
+                return self._decoding.add(self._tickets.commit(command, now=now))
+            case commands.Release():
+                return self._tickets.release(command, now=now)
+            case commands.Cancel():
+                return self._cancel(command.key, now)
+            case commands.Drained():
+                return self._tickets.loop_is_done(command.ticket)
+            case commands.SenderGone():
+                return self._tickets.sender_is_gone(command.pair_id, now=now)
+            case commands.SessionOpened():
+                return self._sessions.add(command.router_epoch)
+            case commands.SessionClosed():
+                return self._close_session(command.router_epoch, now)
+            case commands.FlushPrefixCache():
+                return self._pool.flush()
+            case commands.Check():
+                return self._check()
+            case commands.Drain():
+                return self._drain()
+            case commands.HandBack():
+                return self._hand_back(now)
+            case _:
+                assert_never(command)
+
+    def _reserve(self, command: commands.Reserve, call_id: int | None) -> object:
+        assert call_id is not None, "a Reserve needs somebody to grant pages to"
+        if self._draining:
+            raise Unavailable("this decode worker is draining")
+        if command.req.router_epoch not in self._sessions:
+            raise Unavailable(f"this decode worker has no session with router {command.req.router_epoch:016x}")
+        self._tickets.reserve(command, call_id, is_running=lambda key: self._decoding.of_key(key) is not None)
+        return DEFERRED
+
+    def _cancel(self, key: WorkKey, now: float) -> None:
+        self._tickets.cancel(key, now=now)
+        if (completion := self._decoding.of_key(key)) is not None:
+            self._decoding.drop(completion)
+
+    def _close_session(self, router_epoch: int, now: float) -> None:
+        self._sessions.discard(router_epoch)
+        error = Aborted("the session with its router ended")
+        self._tickets.end_where(lambda req: req.router_epoch == router_epoch, error, now=now)
+        for completion in self._decoding:
+            if completion.req.router_epoch == router_epoch:
+                self._decoding.drop(completion)
+
+    def _drain(self) -> None:
+        self._draining = True
+        self._tickets.turn_away(Unavailable("this decode worker is draining"))
+
+    def _hand_back(self, now: float) -> None:
+        self._drain()
+        self._tickets.fail_all(Unavailable("this decode worker is stopping"), now=now)
+        for completion in self._decoding:
+            self._decoding.retract(completion)
+
+    def _settle(self) -> None:
+        """After anything that may have freed pages or ended the last request."""
+        if not self._decoding.is_starved:
+            self._tickets.grant(self._clock())
+        is_busy = len(self._tickets) + len(self._decoding) > 0
+        if self._was_busy and not is_busy:
+            self._check()
+        self._was_busy = is_busy
+
+    def _check(self) -> PageCounts:
+        """Raises AssertionError, which ends the engine, if a page was lost or has two owners."""
+        self._pool.check()
+        counts = self._pool.counts()
+        assert counts.quarantined == self._tickets.num_quarantined, f"{counts}, {self._tickets.num_quarantined} in quarantine"
+        if len(self._tickets) + len(self._decoding) == 0:
+            self._pool.check_idle()
+        return counts
+
+    def _report(self) -> None:
+        running = self._decoding.num_running
+        stats = Stats(running, len(self._tickets) + len(self._decoding) - running, self._pool.counts())
+        if stats != self._reported:
+            self._reported = stats
+            self._emit(stats)

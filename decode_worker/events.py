@@ -1,0 +1,55 @@
+"""What the decode engine tells the event loop unasked. Plain immutable values, delivered in the order of emission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.core import WorkKey
+from common.work import PageCounts, TokenOut, WorkFailure
+
+
+@dataclass(frozen=True)
+class TicketOpened:
+    """The event loop may store Push frames of this ticket into these pages (grpc only). Comes before the Reserve's reply."""
+
+    ticket: str
+    page_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TicketClosed:
+    """Stop storing into this ticket's pages and answer Drained (grpc only). reason: empty if it was committed."""
+
+    ticket: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """The tokens of one step for one router: one per request, two in a request's first step, which repeats its first token."""
+
+    router_epoch: int
+    tokens: tuple[TokenOut, ...]
+
+
+@dataclass(frozen=True)
+class Retracted:
+    """Out of pages (or this worker is leaving): the router runs this again as a new attempt."""
+
+    key: WorkKey
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The attempt ended here without its router or its prefill worker having asked for it."""
+
+    failure: WorkFailure
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How things stand; sent at most once a step, and only when something changed. See WorkerLoad."""
+
+    running: int
+    waiting: int
+    pages: PageCounts

@@ -1,0 +1,62 @@
+"""The decode scheduler: who steps, who joins the batch, who gets a page, who has to give its pages up. A function of values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from decode_worker.order import Order
+
+
+class Schedulable(Protocol):
+    """What the scheduler asks of a completion."""
+
+    @property
+    def order(self) -> Order: ...
+
+    @property
+    def needs_page(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Schedulable)
+
+
+@dataclass(frozen=True)
+class Retract(Generic[C]):
+    """Give this one back to its router first, then plan again."""
+
+    victim: C
+
+
+@dataclass(frozen=True)
+class Step(Generic[C]):
+    """batch: steps now, in order. grow: those of it that get a page first. starved: would step, but there is no page for them."""
+
+    batch: list[C]
+    grow: list[C]
+    starved: list[C]
+
+
+def plan(running: Sequence[C], committed: Sequence[C], *, max_running: int, available: int) -> Retract[C] | Step[C]:
+    """The next step.
+
+    running, committed: each in order; the first of the committed join while the batch has places. available: pages to be had.
+    The oldest is served first. When it lacks a page, the youngest of all gives way, which may be the one that lacks it. The oldest
+    never gives way, so that somebody always advances: without a page it waits until one comes (from a ticket that is still being
+    filled, or from quarantine).
+    """
+    everybody = sorted([*running, *committed], key=lambda completion: completion.order)
+    taking_part = sorted([*running, *committed[: max_running - len(running)]], key=lambda completion: completion.order)
+    step = Step[C]([], [], [])
+    for completion in taking_part:
+        if completion.needs_page:
+            if available == 0 and len(everybody) > 1:
+                return Retract(everybody[-1])
+            if available == 0:
+                step.starved.append(completion)
+                continue
+            available -= 1
+            step.grow.append(completion)
+        step.batch.append(completion)
+    return step

@@ -1,0 +1,116 @@
+"""DecodeService over a DecodeWorker: convert, call, convert."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import grpc
+
+from common.core import WorkKey
+from common.errors import InvalidRequest
+from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
+from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_from_pb, token_to_pb
+from decode_worker import commands
+from decode_worker.events import Failed, Retracted
+from decode_worker.outbox import Message
+from decode_worker.worker import DecodeWorker
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    def __init__(self, worker: DecodeWorker) -> None:
+        self._worker = worker
+
+    async def Session(self, request_iterator: AsyncIterator[decode_pb2.DecodeSessionRequest], context: Context) -> None:
+        worker = self._worker.ready
+        router_epoch = await _hello(request_iterator)
+
+        async def write(message: Message) -> None:
+            await context.write(_response(message))
+
+        with worker.sessions.open(router_epoch) as session:
+            opened = prefill_pb2.SessionOpened(worker_id=worker.worker_id)
+            await context.write(decode_pb2.DecodeSessionResponse(opened=opened))
+            await session.run(
+                _cancels(request_iterator, router_epoch),
+                on_cancel=lambda key: worker.cancel(commands.Cancel(key)),
+                write=write,
+            )
+
+    async def Pair(self, request: decode_pb2.PairRequest, context: Context) -> decode_pb2.PairResponse:
+        worker = self._worker.ready
+        pair_id = worker.pair(request.prefill_worker, compatibility_from_pb(request.compatibility))
+        return decode_pb2.PairResponse(
+            decode_worker=worker.worker_id,
+            pair_id=pair_id,
+            shm_socket=worker.shm_socket,
+            page_bytes=worker.memory.page_bytes,
+            pool_pages=worker.memory.num_pages,
+        )
+
+    async def Reserve(self, request: decode_pb2.ReserveRequest, context: Context) -> decode_pb2.ReserveResponse:
+        try:
+            req = req_from_pb(request.req)
+        except (ValueError, AssertionError) as error:
+            raise InvalidRequest("req", "must keep a request's invariants", str(error)) from error
+        granted = await self._worker.ready.reserve(
+            req, pair_id=request.pair_id, transport=request.transport, verify=request.verify
+        )
+        return decode_pb2.ReserveResponse(
+            ticket=granted.ticket,
+            page_ids=granted.page_ids,
+            prefix_len=granted.prefix_len,
+            lease_ms=granted.lease // timedelta(milliseconds=1),
+        )
+
+    async def Renew(self, request: decode_pb2.RenewRequest, context: Context) -> decode_pb2.RenewResponse:
+        return decode_pb2.RenewResponse(lost=await self._worker.ready.renew(tuple(request.tickets)))
+
+    async def Commit(self, request: decode_pb2.CommitRequest, context: Context) -> decode_pb2.CommitResponse:
+        worker = self._worker.ready
+        await worker.commit(
+            commands.Commit(
+                request.ticket,
+                first_tokens=tuple(token_from_pb(token, 0) for token in request.first_tokens),
+                pages_sent=request.pages_sent,
+                page_crc32=tuple(request.page_crc32),
+            )
+        )
+        return decode_pb2.CommitResponse()
+
+    async def Release(self, request: decode_pb2.ReleaseRequest, context: Context) -> decode_pb2.ReleaseResponse:
+        await self._worker.ready.release(commands.Release(request.ticket, drained=request.drained))
+        return decode_pb2.ReleaseResponse()
+
+    async def FlushPrefixCache(
+        self, request: prefill_pb2.FlushPrefixCacheRequest, context: Context
+    ) -> prefill_pb2.FlushPrefixCacheResponse:
+        return prefill_pb2.FlushPrefixCacheResponse(pages_freed=await self._worker.ready.flush_prefix_cache())
+
+
+async def _hello(requests: AsyncIterator[decode_pb2.DecodeSessionRequest]) -> int:
+    async for first in requests:
+        if first.HasField("hello"):
+            return int(first.hello.router_epoch)
+        break
+    raise InvalidRequest("hello", "must be the first message of a session", None)
+
+
+async def _cancels(requests: AsyncIterator[decode_pb2.DecodeSessionRequest], router_epoch: int) -> AsyncIterator[WorkKey]:
+    async for request in requests:
+        if not request.HasField("cancel"):
+            raise InvalidRequest("message", "must be cancel once the session is open", request.WhichOneof("message"))
+        yield WorkKey(router_epoch, request.cancel.uid, request.cancel.attempt)
+
+
+def _response(message: Message) -> decode_pb2.DecodeSessionResponse:
+    match message:
+        case Retracted(key=key):
+            return decode_pb2.DecodeSessionResponse(retracted=decode_pb2.Retracted(uid=key.uid, attempt=key.attempt))
+        case Failed(failure=failure):
+            return decode_pb2.DecodeSessionResponse(failure=failure_to_pb(failure))
+        case _:
+            return decode_pb2.DecodeSessionResponse(step=decode_pb2.Step(tokens=map(token_to_pb, message)))

@@ -1,0 +1,44 @@
+"""The states of a request on a decode worker, one table of moves and one door.
+
+RESERVED and RECEIVING belong to a ticket, which stands for all n completions of a prompt; COMMITTED and RUNNING to each completion.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    """RESERVED: in line for pages. RECEIVING: has them, KV is on its way, the lease runs. COMMITTED: all KV is here, waits for a
+    place in the batch. RUNNING: in the batch. DONE: ended, one way or the other."""
+
+    RESERVED = "reserved"
+    RECEIVING = "receiving"
+    COMMITTED = "committed"
+    RUNNING = "running"
+    DONE = "done"
+
+
+MOVES: dict[State, frozenset[State]] = {
+    State.RESERVED: frozenset({State.RECEIVING, State.DONE}),
+    State.RECEIVING: frozenset({State.COMMITTED, State.DONE}),
+    State.COMMITTED: frozenset({State.RUNNING, State.DONE}),
+    State.RUNNING: frozenset({State.DONE}),
+    State.DONE: frozenset(),
+}
+
+
+class Stateful:
+    """Something that is in one State at a time and changes it through move_to alone."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def move_to(self, state: State) -> None:
+        """Raises AssertionError on a move the table does not have."""
+        assert state in MOVES[self._state], f"no move from {self._state.name} to {state.name}"
+        self._state = state

@@ -1,0 +1,175 @@
+"""Tickets: what may happen to a ticket between Reserve and its end, and what is remembered of it after."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+
+from common.core import Req, WorkKey
+from common.engine.handle import Emit
+from common.engine.pages import PagePool
+from common.engine.runner import Runner
+from common.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
+from common.work import WorkFailure
+from decode_worker import checks, commands
+from decode_worker.completion import Completion, split
+from decode_worker.events import Failed
+from decode_worker.quarantine import Quarantine
+from decode_worker.recent import Recent
+from decode_worker.reservations import Reservations
+from decode_worker.states import State
+from decode_worker.ticket import Ticket
+
+NewName = Callable[[], str]
+
+
+def random_name() -> str:
+    """Not to be guessed: who knows a ticket's name may write to its pages."""
+    return secrets.token_hex(16)
+
+
+class Tickets:
+    """Engine thread only. now: the engine's clock, in seconds."""
+
+    def __init__(
+        self, runner: Runner, pool: PagePool, *, total_pages: int, lease: timedelta, emit: Emit, new_name: NewName = random_name
+    ) -> None:
+        self._runner = runner
+        self._pool = pool
+        self._total_pages = total_pages
+        self._emit = emit
+        self._new_name = new_name
+        self._quarantine = Quarantine(pool)
+        self._reservations = Reservations(pool, quarantine=self._quarantine, lease=lease, emit=emit)
+        self._tombstones: Recent[WorkKey, None] = Recent(lease.total_seconds())
+        self._committed: Recent[str, None] = Recent(2 * lease.total_seconds())
+        self._ended: Recent[str, str] = Recent(2 * lease.total_seconds())
+        """Why each ticket ended that had been granted and was not committed."""
+
+    def __len__(self) -> int:
+        return len(self._reservations)
+
+    @property
+    def num_quarantined(self) -> int:
+        return self._quarantine.num_pages
+
+    def reserve(self, command: commands.Reserve, call_id: int, *, is_running: Callable[[WorkKey], bool]) -> None:
+        """Puts a Reserve in line. Raises as commands.Reserve says, but for what sessions and draining forbid."""
+        compatibility = self._runner.compatibility
+        checks.check_reserve(
+            command.req,
+            pool_pages=self._total_pages,
+            page_size=compatibility.page_size,
+            max_context=compatibility.max_context,
+        )
+        ticket = Ticket(self._new_name(), command, call_id=call_id, page_size=compatibility.page_size)
+        ticket.cancelled.update(key for key in ticket.keys if key in self._tombstones)
+        if not ticket.live_keys:
+            raise Aborted(f"work {command.req.key} was cancelled")
+        for key in ticket.live_keys:
+            if is_running(key):
+                raise AlreadyExists(f"work {key} already runs")
+        self._reservations.ask(ticket)
+
+    def grant(self, now: float) -> None:
+        self._reservations.grant(now)
+
+    def renew(self, names: Iterable[str], *, now: float) -> list[str]:
+        return self._reservations.renew(names, now=now)
+
+    def commit(self, command: commands.Commit, *, now: float) -> list[Completion]:
+        """The completions to run. Raises as commands.Commit says. Repeated for a ticket that was committed: none, no error."""
+        ticket = self._reservations.receiving(command.ticket)
+        if ticket is None:
+            self._answer_late_commit(command.ticket)
+            return []
+        checks.check_commit(ticket, command)
+        try:
+            checks.check_bytes(ticket, command, self._runner.pool.page_view)
+        except DataLoss as error:
+            # Everything was sent, so the sender writes no more.
+            self._end(ticket, error, now=now, drained=True)
+            raise
+        firsts = [
+            (which, token)
+            for which, token in enumerate(command.first_tokens)
+            if token.finish is None and token.key not in ticket.cancelled
+        ]
+        self._reservations.take(ticket)
+        self._committed.put(ticket.name, None, now=now)
+        return split(ticket, firsts, pool=self._pool, copy_page=self._runner.pool.copy_page)
+
+    def _answer_late_commit(self, name: str) -> None:
+        if name in self._committed:
+            return
+        if (why := self._ended.get(name)) is not None:
+            raise Aborted(f"the ticket has ended: {why}")
+        raise NotFound("no such ticket")
+
+    def release(self, command: commands.Release, *, now: float) -> None:
+        if (ticket := self._reservations.receiving(command.ticket)) is not None:
+            self._end(ticket, Aborted("released by the prefill worker"), now=now, drained=command.drained)
+        elif command.drained:
+            self._quarantine.sender_is_done(command.ticket)
+
+    def cancel(self, key: WorkKey, *, now: float) -> None:
+        """Leaves a tombstone; a ticket ends with the last of its completions."""
+        self._tombstones.put(key, None, now=now)
+        if (ticket := self._reservations.of_key(key)) is not None:
+            ticket.cancelled.add(key)
+            if not ticket.live_keys:
+                self._end(ticket, Aborted(f"work {ticket.req.key} was cancelled"), now=now)
+
+    def abandon(self, call_id: int, *, now: float) -> None:
+        """The sender never learned of its ticket, so it writes to none of the pages."""
+        for ticket in self._reservations:
+            if ticket.call_id == call_id:
+                self._end(ticket, Aborted("the prefill worker gave up its Reserve"), now=now, drained=True)
+
+    def loop_is_done(self, name: str) -> None:
+        """The event loop writes no more into this ticket's pages."""
+        self._quarantine.loop_is_done(name)
+
+    def sender_is_gone(self, pair_id: str, *, now: float) -> None:
+        error = FailedPrecondition("the shared memory connection of this pairing has ended")
+        for ticket in self._reservations:
+            if ticket.pair_id == pair_id and ticket.transport == "shm":
+                self._fail(ticket, error, now=now, drained=True)
+        self._quarantine.sender_is_gone(pair_id)
+
+    def end_where(self, applies: Callable[[Req], bool], error: PdserveError, *, now: float) -> None:
+        """Ends every ticket of such requests, and tells nobody but a Reserve in line."""
+        for ticket in self._reservations:
+            if applies(ticket.req):
+                self._end(ticket, error, now=now)
+
+    def turn_away(self, error: PdserveError) -> None:
+        """Ends those in line."""
+        for ticket in self._reservations.in_line:
+            self._reservations.end(ticket, error)
+
+    def fail_all(self, error: PdserveError, *, now: float) -> None:
+        for ticket in self._reservations:
+            self._fail(ticket, error, now=now)
+
+    def tick(self, now: float) -> None:
+        """Leases and memories end on this clock, whatever else goes on (HND-07)."""
+        for ticket in self._reservations.expired(now):
+            self._fail(ticket, Unavailable("the lease ran out before all KV had arrived"), now=now)
+        self._tombstones.forget_old(now)
+        self._committed.forget_old(now)
+        self._ended.forget_old(now)
+
+    def _fail(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:
+        """Ends a ticket and tells its router, which might wait for long to learn it from a paused or vanished sender. A Reserve in
+        line gets the error itself and may try again."""
+        if ticket.state is State.RECEIVING:
+            for key in ticket.live_keys:
+                self._emit(Failed(WorkFailure.of(key, Unavailable(str(error)), retryable=True)))
+        self._end(ticket, error, now=now, drained=drained)
+
+    def _end(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:
+        if ticket.state is State.RECEIVING:
+            self._ended.put(ticket.name, str(error), now=now)
+        self._reservations.end(ticket, error, drained=drained)

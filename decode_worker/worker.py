@@ -1,0 +1,160 @@
+"""DecodeWorker: the event loop's half of a decode worker. It owns what talks to peers; the engine owns the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from common.core import Req
+from common.engine.handle import EngineHandle
+from common.errors import InvalidRequest, Unavailable
+from common.handoff.base import TRANSPORTS
+from common.handoff.grpc_receiver import GrpcReceiver
+from common.handoff.pool_memory import PoolMemory
+from common.handoff.shm_receiver import ShmReceiver
+from common.work import Compatibility, PageCounts, WorkerLoad
+from decode_worker import commands, events
+from decode_worker.pairs import Pairs
+from decode_worker.sessions import Sessions
+
+MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
+log = logging.getLogger(__name__)
+
+
+class DecodeWorker:
+    """Event loop only. Before start() has returned, every request is answered with Unavailable."""
+
+    def __init__(self, worker_id: str, *, make_engine: MakeEngine, memory: PoolMemory, offer_shm: bool) -> None:
+        """make_engine(on_event): an engine whose core is a DecodeCore living in memory. Call within the running loop."""
+        self.worker_id = worker_id
+        self.memory = memory
+        self._engine = make_engine(self._on_event)
+        self._compatibility: Compatibility | None = None
+        self.sessions = Sessions(self._engine.post)
+        self.receiver = GrpcReceiver(page_view=memory.page_view, page_bytes=memory.page_bytes)
+        self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
+        self._offer_shm = offer_shm
+        self._pairs = Pairs(is_connected=self._shm.is_connected)
+        self._stats = events.Stats(0, 0, PageCounts(memory.num_pages, 0, 0, 0, memory.num_pages))
+        self._idle = asyncio.Event()
+        self._draining = False
+
+    async def start(self) -> Compatibility:
+        """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
+        if self._offer_shm:
+            self._shm.start()
+        core = await self._engine.start()
+        self._compatibility = core.compatibility
+        return core.compatibility
+
+    @property
+    def died(self) -> asyncio.Future[BaseException | None]:
+        return self._engine.died
+
+    @property
+    def ready(self) -> DecodeWorker:
+        """This worker; raises Unavailable while it can serve nobody yet."""
+        if self._compatibility is None:
+            raise Unavailable("the model is still being loaded")
+        return self
+
+    def load(self) -> WorkerLoad:
+        stats = self._stats
+        return WorkerLoad(running=stats.running, waiting=stats.waiting, pages=stats.pages, draining=self._draining)
+
+    def pages(self) -> PageCounts:
+        return self._stats.pages
+
+    # What peers ask.
+
+    def pair(self, prefill_worker: str, compatibility: Compatibility) -> str:
+        """A pair id. Raises Incompatible naming both values."""
+        assert self._compatibility is not None
+        self._compatibility.check(compatibility, our_name=self.worker_id, their_name=prefill_worker)
+        return self._pairs.add(prefill_worker)
+
+    @property
+    def shm_socket(self) -> str:
+        """Empty: not offered."""
+        return self._shm.socket_name if self._offer_shm else ""
+
+    async def reserve(self, req: Req, *, pair_id: str, transport: str, verify: bool) -> commands.Granted:
+        """Waits for pages; see commands.Reserve. Cancelling the wait takes it back."""
+        known = [name for name in TRANSPORTS if name == transport]
+        if not known:
+            raise InvalidRequest("transport", f"must be one of {', '.join(TRANSPORTS)}", transport)
+        self._pairs.check(pair_id, known[0])
+        granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
+        return granted
+
+    async def renew(self, tickets: tuple[str, ...]) -> list[str]:
+        lost: list[str] = await self._engine.call(commands.Renew(tickets))
+        return lost
+
+    async def commit(self, command: commands.Commit) -> None:
+        self.receiver.check_complete(command.ticket)
+        await self._engine.call(command)
+
+    async def release(self, command: commands.Release) -> None:
+        await self._engine.call(command)
+
+    def cancel(self, command: commands.Cancel) -> None:
+        self._engine.post(command)
+
+    async def flush_prefix_cache(self) -> int:
+        pages: int = await self._engine.call(commands.FlushPrefixCache())
+        return pages
+
+    async def check(self) -> PageCounts:
+        """Every page has exactly one owner, or the engine ends."""
+        counts: PageCounts = await self._engine.call(commands.Check())
+        return counts
+
+    # Leaving.
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Takes nothing new, lets what runs finish for so long, then hands the rest back to its routers."""
+        self._draining = True
+        self._engine.post(commands.Drain())
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._wait_until_idle()
+        except TimeoutError:
+            log.warning("%d running and %d waiting requests go back to their routers", self._stats.running, self._stats.waiting)
+            self._engine.post(commands.HandBack())
+
+    async def _wait_until_idle(self) -> None:
+        # Asked after Drain, so that the answer is not older than it.
+        await self.check()
+        while self._stats.running + self._stats.waiting:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        await self._engine.close()
+        if self._offer_shm:
+            await self._shm.close()
+
+    # What the engine says.
+
+    def _on_event(self, event: Any) -> None:
+        match event:
+            case events.StepTokens() | events.Retracted() | events.Failed():
+                self.sessions.deliver(event)
+            case events.TicketOpened():
+                self.receiver.open(event.ticket, event.page_ids)
+            case events.TicketClosed():
+                self.receiver.close(event.ticket, event.reason)
+                self._engine.post(commands.Drained(event.ticket))
+            case events.Stats():
+                self._stats = event
+                if event.running + event.waiting == 0:
+                    self._idle.set()
+            case _:
+                raise AssertionError(f"unknown event {event!r}")
+
+    def _on_sender_gone(self, pair_id: str) -> None:
+        self._pairs.drop(pair_id)
+        self._engine.post(commands.SenderGone(pair_id))
