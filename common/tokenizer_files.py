@@ -14,8 +14,6 @@ from typing import Any
 from common.errors import StartError
 from common.json_files import read_object, read_object_if_there, read_text
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
 
 @dataclass(frozen=True)
 class TokenizerFiles:
@@ -25,6 +23,7 @@ class TokenizerFiles:
     """
 
     special_tokens: dict[str, str]
+    more_special: tuple[str, ...]
     added_tokens: dict[int, tuple[str, bool]]
     ids: dict[str, int]
     chat_template: str | None
@@ -41,7 +40,7 @@ class TokenizerFiles:
         ids = {text: index for index, (text, _) in added.items()}
         if vocabulary.exists():
             ids |= _ids_of(set(special.values()), read_object(vocabulary), vocabulary)
-        return cls(special, added, ids, _chat_template(folder, config))
+        return cls(special, _more_special(config, path), added, ids, _chat_template(folder, config))
 
     @property
     def eos_id(self) -> int | None:
@@ -50,17 +49,27 @@ class TokenizerFiles:
 
 
 def _special_tokens(source: dict[str, Any], path: Path) -> dict[str, str]:
-    found = {}
-    for name in SPECIAL_NAMES:
-        text = source.get(name)
-        if isinstance(text, dict):
-            text = text.get("content", text)
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise StartError(f'{path}: {name} must be a string or a map with a string "content", got {text!r}')
-        found[name] = text
-    return found
+    """Every "..._token"; "add_bos_token" and the like are switches."""
+    named = {name: token for name, token in source.items() if name.endswith("_token") and not isinstance(token, bool)}
+    return {name: _text_of(token, f"{path}: {name}") for name, token in named.items() if token is not None}
+
+
+def _more_special(config: dict[str, Any], path: Path) -> tuple[str, ...]:
+    """A list of tokens, or a map of named ones, under either of two names."""
+    found: list[str] = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = config.get(name) or []
+        if not isinstance(tokens, (list, dict)):
+            raise StartError(f"{path}: {name} must be a list or a map of tokens, got {tokens!r}")
+        found += [_text_of(token, f"{path}: {name}") for token in (tokens.values() if isinstance(tokens, dict) else tokens)]
+    return tuple(found)
+
+
+def _text_of(token: Any, where: str) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise StartError(f'{where} must be a string or a map with a string "content", got {token!r}')
+    return text
 
 
 def _added_tokens(entries: Any, path: Path) -> dict[int, tuple[str, bool]]:
