@@ -5,8 +5,10 @@ from __future__ import annotations
 import grpc
 
 from common.address import Address
-from common.errors import PdserveError, from_status
+from common.errors import PdserveError, Unavailable, from_status
 from common.rpc.server import MAX_MESSAGE_BYTES
+
+_LOST_STATUS = "Internal error from Core"
 
 
 def make_channel(address: Address | str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
@@ -34,5 +36,11 @@ def make_channel(address: Address | str, *, max_message_bytes: int = MAX_MESSAGE
 
 
 def error_of(error: grpc.aio.AioRpcError) -> PdserveError:
-    """The same status and text as an error of our family."""
+    """The same status and text as an error of our family.
+
+    A write that meets the end of its stream replaces the peer's status by an INTERNAL of the library's own (grpc/grpc#36066);
+    that one becomes Unavailable, which is all that is known then.
+    """
+    if error.code() is grpc.StatusCode.INTERNAL and error.details() == _LOST_STATUS:
+        return Unavailable("the peer ended the stream while it was being written to")
     return from_status(error.code(), error.details() or "")

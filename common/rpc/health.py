@@ -51,8 +51,9 @@ class Health:
     def shutdown(self) -> None:
         """Everything is NOT_SERVING for good, and watchers are told and let go, or they would hold up the server's stop."""
         self._shut_down = True
-        for service in self._status:
-            self._set(service, False)
+        self._status = dict.fromkeys(self._status, NOT_SERVING)
+        while self._changed:  # Watchers of unknown names are among them.
+            self._changed.popitem()[1].set()
 
     def _set(self, service: str, serving: bool) -> None:
         self._status[service] = SERVING if serving else NOT_SERVING

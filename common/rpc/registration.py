@@ -1,8 +1,8 @@
 """A worker's standing with its routers: one Register stream to each, for as long as the worker lives.
 
-    connect -> profile -> (accepted) -> load, load, ...        every interval, and at once on changed()
-       ^                                   |
-       '------ back-off, at most 2 s ------+   broken, refused, or the router went away
+    connect -> profile -> accepted -> load, load, ...        every interval, and at once on changed()
+       ^                                 |
+       '----- back-off, at most 2 s -----+   broken, refused, or the router went away
 
 Start-up order does not matter, and a router that restarts is found again.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from common.address import Address
-from common.rpc.channels import make_channel
+from common.rpc.channels import error_of, make_channel
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from common.wire import load_to_pb, profile_to_pb
 from common.work import WorkerLoad, WorkerProfile
@@ -59,7 +59,7 @@ class Registration:
     @property
     def registered(self) -> int:
         """Routers that have accepted this worker."""
-        return sum(link.accepted for link in self._links)
+        return sum(link.accepted.is_set() for link in self._links)
 
 
 class _Link:
@@ -75,7 +75,7 @@ class _Link:
     ) -> None:
         self.router = router
         self.wake = asyncio.Event()
-        self.accepted = False
+        self.accepted = asyncio.Event()
         self._profile, self._load, self._on_drain, self._interval = profile, load, on_drain, interval
         self._complaint = ""
 
@@ -101,9 +101,10 @@ class _Link:
                 self._complain("the router ended the stream", logging.WARNING)
             except grpc.aio.AioRpcError as error:
                 refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
-                self._complain(f"{error.code().name}: {error.details()}", logging.ERROR if refused else logging.WARNING)
+                self._complain(str(error_of(error)), logging.ERROR if refused else logging.WARNING)
             finally:
-                was_accepted, self.accepted = self.accepted, False
+                was_accepted = self.accepted.is_set()
+                self.accepted.clear()
                 for side in sides:
                     side.cancel()
                 await asyncio.gather(*sides, return_exceptions=True)
@@ -111,6 +112,8 @@ class _Link:
 
     async def _report(self, call: Any) -> None:
         await call.write(registry_pb2.WorkerStatus(profile=profile_to_pb(self._profile)))
+        # A write that meets the end of its stream hides the status (error_of()): nothing is written while a refusal may come.
+        await self.accepted.wait()
         while True:
             self.wake.clear()
             await call.write(registry_pb2.WorkerStatus(load=load_to_pb(self._load())))
@@ -123,7 +126,8 @@ class _Link:
     async def _follow(self, call: Any) -> None:
         async for directive in call:
             if directive.HasField("accepted"):
-                self.accepted, self._complaint = True, ""
+                self.accepted.set()
+                self._complaint = ""
                 log.info("registered with router %s", self.router)
             elif directive.HasField("drain"):
                 self._on_drain(timedelta(milliseconds=directive.drain.grace_ms))

@@ -102,8 +102,9 @@ async def test_watching_an_unknown_service_says_so_and_waits(served: Served) -> 
     watch = served.watch("pdserve.v1.Other")
     assert (await watch.read()).status == SERVICE_UNKNOWN
     served.health.shutdown()
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
         await watch.read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_lif_01_a_watcher_is_told_and_let_go_at_shutdown_so_that_it_does_not_hold_up_the_stop(served: Served) -> None:

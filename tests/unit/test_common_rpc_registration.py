@@ -37,10 +37,11 @@ class Router(registry_pb2_grpc.RegistryServiceServicer):
         self.server = make_server()
 
     async def Register(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.statuses.put_nowait(await anext(requests))
+        if self.refuse is not None:
+            raise self.refuse
         reader = asyncio.create_task(self._read(requests))
         try:
-            if self.refuse is not None:
-                raise self.refuse
             yield registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=7))
             while True:
                 yield await self.directives.get()

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from common.address import Address
-from common.errors import StartError
-from common.rpc.channels import make_channel
+from common.errors import NotFound, StartError
+from common.rpc.channels import error_of, make_channel
 from common.rpc.server import MAX_MESSAGE_BYTES, bind, make_server
 from tests.helpers.rpc import KINDS, add_handlers, call, method, serving
 
@@ -164,3 +164,24 @@ async def test_a_restarted_peer_is_found_again_by_the_same_channel() -> None:
         await second.start()
         assert await method(channel, "unary_unary")(b"hello", timeout=5, wait_for_ready=True) == b"hello"
         await second.stop(0)
+
+
+async def test_a_status_that_a_write_has_hidden_comes_out_as_unavailable_and_never_as_an_internal_error() -> None:
+    """Whether the write or the status is first is a race inside the library, so both outcomes are right."""
+
+    async def refuse(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        raise NotFound("no such ticket")
+        yield b""
+
+    found = set()
+    async with serving({"stream_stream": refuse}) as channel:
+        for _ in range(20):
+            started = method(channel, "stream_stream")(timeout=5)
+            try:
+                for _ in range(1000):
+                    await started.write(b"x" * 10_000)
+            except grpc.aio.AioRpcError as error:
+                found.add(str(error_of(error)))
+            except asyncio.InvalidStateError:
+                found.add(await started.details())
+    assert found <= {"no such ticket", "the peer ended the stream while it was being written to"}
