@@ -1,0 +1,115 @@
+"""Who is in: the names of running requests and the bounds on how many there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from common.errors import AlreadyExists, PdserveError, ResourceExhausted, Unavailable
+
+
+class Admission:
+    """Bounded by two numbers: max_queue requests without their first token, max_in_flight requests in all."""
+
+    def __init__(self, *, max_queue: int, max_in_flight: int) -> None:
+        self._max_queue = max_queue
+        self._max_in_flight = max_in_flight
+        self._inside: dict[str, Ticket] = {}
+        self._queued = 0
+        self._closed_because: str | None = None
+        self._emptied = asyncio.Event()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._inside)
+
+    @property
+    def queued(self) -> int:
+        return self._queued
+
+    @property
+    def streaming(self) -> int:
+        return len(self._inside) - self._queued
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed_because is not None
+
+    def close(self, reason: str) -> None:
+        """From now on nobody gets in."""
+        self._closed_because = reason
+
+    def enter(self, request_id: str) -> Ticket:
+        """Raises Unavailable when closed, AlreadyExists for a name in use, ResourceExhausted naming the full limit."""
+        if self._closed_because is not None:
+            raise Unavailable(self._closed_because)
+        if request_id in self._inside:
+            raise AlreadyExists(f"request_id {request_id!r} is in use by a running request")
+        self._check_room(self._queued, self._max_queue, "wait for their first token", "--max-queue")
+        self._check_room(self.in_flight, self._max_in_flight, "are in flight", "--max-in-flight")
+        ticket = self._inside[request_id] = Ticket(self, request_id)
+        self._queued += 1
+        return ticket
+
+    def find(self, request_id: str) -> Ticket | None:
+        return self._inside.get(request_id)
+
+    def tickets(self) -> list[Ticket]:
+        return list(self._inside.values())
+
+    def _check_room(self, count: int, limit: int, which: str, flag: str) -> None:
+        if count >= limit:
+            raise ResourceExhausted(f"{count} requests {which}, the limit is {limit} ({flag}); try again in a second")
+
+    async def empty(self) -> None:
+        """Returns when nobody is inside."""
+        while self._inside:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def _leave(self, ticket: Ticket) -> None:
+        del self._inside[ticket.request_id]
+        if not self._inside:
+            self._emptied.set()
+        if ticket.is_queued:
+            self._queued -= 1
+
+    def _started(self) -> None:
+        self._queued -= 1
+
+
+class Ticket:
+    """One request's place, and the handle by which others end it. Leaving the with block gives place and name back."""
+
+    def __init__(self, admission: Admission, request_id: str) -> None:
+        self.request_id = request_id
+        self.is_queued = True
+        self._admission = admission
+        self._end: Callable[[PdserveError | None], None] | None = None
+        self._asked: list[PdserveError | None] = []
+
+    def started(self) -> None:
+        """The first token is there. Idempotent."""
+        if self.is_queued:
+            self.is_queued = False
+            self._admission._started()
+
+    def attach(self, end: Callable[[PdserveError | None], None]) -> None:
+        """Says how to end the request; whoever asked for it before gets it now."""
+        self._end = end
+        for error in self._asked:
+            end(error)
+
+    def end(self, error: PdserveError | None) -> None:
+        """Ends the request: by the client's Abort (None), or with this status."""
+        if self._end is None:
+            self._asked.append(error)
+        else:
+            self._end(error)
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._admission._leave(self)

@@ -1,0 +1,260 @@
+"""The attempts at one request's completions: placing, submitting, cancelling, and beginning anew after a fault.
+
+The first attempt is one submission for all n completions; a later one is for one completion, its prompt being the client's
+prompt and the tokens there already are. One leg's fault cancels the other at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.core import SamplingParams, WorkKey
+from common.engine.pages import pages_for
+from common.errors import DeadlineExceeded, PdserveError, Unavailable
+from common.rpc.gen.pdserve.v1 import prefill_pb2
+from common.wire import ids_to_bytes, req_pb
+from router.capacity import group_pages
+from router.completion import Completion, Stage
+from router.dispatch import Dispatch
+from router.fleet import Fleet
+from router.metrics import RouterMetrics
+from router.placement import Ask, Pair
+from router.workers import Worker
+
+RETRY_SECONDS = 0.1
+"""Before the first retry; doubles. A dead worker's session has ended by then, so that the retry goes elsewhere."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all attempts at a request share. output_limit: tokens per completion. deadline: time.monotonic() seconds."""
+
+    router_epoch: int
+    request_id: str
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    output_limit: int
+    logprobs: int | None
+    priority: int
+    page_size: int
+    deadline: float | None
+
+    @property
+    def pages(self) -> int:
+        return pages_for(len(self.prompt) + self.output_limit, self.page_size)
+
+    @property
+    def needs_decode(self) -> bool:
+        return self.output_limit > 1
+
+    def deadline_ms(self) -> int:
+        """What is left, 0 for no deadline. Raises DeadlineExceeded."""
+        if self.deadline is None:
+            return 0
+        if (left := self.deadline - time.monotonic()) <= 0:
+            raise DeadlineExceeded("the deadline passed before the request was placed")
+        return max(1, min(int(left * 1000), 2**32 - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One submission. members: the completions it was for, in order of uid."""
+
+    number: int
+    pair: Pair
+    members: tuple[Completion, ...]
+
+    def is_on(self, worker: Worker, stage: Stage) -> bool:
+        """Whether the worker has a part in it for a completion in this stage."""
+        return (stage is Stage.PREFILL and worker in self.pair) or (stage is Stage.DECODE and worker is self.pair.decode)
+
+
+class Attempts:
+    """The WorkEvents of one request's completions."""
+
+    def __init__(
+        self,
+        work: Work,
+        completions: Sequence[Completion],
+        *,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        metrics: RouterMetrics,
+        max_attempts: int,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        """on_error: the request cannot go on, with this status."""
+        self._work = work
+        self._completions = completions
+        self._fleet = fleet
+        self._dispatch = dispatch
+        self._metrics = metrics
+        self._max_attempts = max_attempts
+        self._on_error = on_error
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.pair: Pair | None = None
+        self.cached_tokens = 0
+        self.prefill_started_at: float | None = None
+
+    def begin(self) -> None:
+        self._spawn(self._place(tuple(self._completions)))
+
+    def prefill_started(self, completion: Completion, cached_tokens: int, now: float) -> None:
+        self.cached_tokens = min(cached_tokens, len(self._work.prompt))
+        if self.prefill_started_at is None:
+            self.prefill_started_at = now
+
+    def handed_off(self, completion: Completion, now: float) -> None:
+        if completion.stage is not Stage.PREFILL:
+            return
+        completion.move_to(Stage.DECODE)
+        if completion.handed_off_at is None:
+            completion.handed_off_at = now
+        if completion.finish is not None:
+            self._cancel(completion)
+
+    def retracted(self, completion: Completion) -> None:
+        self._metrics.retracted()
+        self._withdraw(completion, cancel=False)
+        self._spawn(self._place((completion,)))
+
+    def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
+        if (attempt := completion.attempt) is None:
+            return
+        self._metrics.attempt_failed()
+        # Until the hand-off a group stands and falls together.
+        victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
+        for victim in victims:
+            victim.failures += 1
+            victim.avoid |= blame or attempt.pair.ids
+            self._withdraw(victim, cancel=True)
+        if not retryable or completion.failures >= self._max_attempts:
+            self._on_error(_told(error, completion.failures) if retryable else error)
+            return
+        delay = RETRY_SECONDS * 2 ** (completion.failures - 1)
+        for victim in victims:
+            if victim.finish is None:
+                self._spawn(self._place((victim,), delay=delay))
+
+    def finished(self, completion: Completion) -> None:
+        """Its last token has come: no worker works on it any more."""
+        self._end(completion)
+
+    def stop(self, completion: Completion) -> None:
+        """The client needs no more of it, its finish is set: cancels its work at once, or, while a group with others that still
+        run is on its way to the decode worker, as soon as it gets there (cancelling one would cancel all)."""
+        if completion.stage is Stage.PREFILL and completion.attempt is not None:
+            group = [m for m in completion.attempt.members if m.attempt is completion.attempt and m.stage is Stage.PREFILL]
+            if all(member.finish is not None for member in group):
+                for member in group:
+                    self._cancel(member)
+        else:
+            self._cancel(completion)
+
+    def close(self) -> None:
+        """Cancels whatever is under way. Synchronous, so that a cancelled call cannot cut it short (CAN-11). Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        for completion in self._completions:
+            self._cancel(completion)
+
+    async def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
+        if delay:
+            await asyncio.sleep(delay)
+        avoid = members[0].avoid
+        pair = await self._fleet.place(Ask(self._work.pages, needs_decode=self._work.needs_decode, avoid=avoid))
+        waiting = tuple(member for member in members if member.stage is Stage.PLACING)
+        if waiting:
+            self._submit_all(waiting, pair)
+
+    def _submit_all(self, members: tuple[Completion, ...], pair: Pair) -> None:
+        """As one group, unless the decode worker could never reserve for all of them together."""
+        pages = group_pages(prompt_len=len(self._work.prompt), n=len(members), page_size=self._work.page_size)
+        if pair.decode is not None and pages > pair.decode.profile.total_pages:
+            for member in members:
+                self._submit((member,), pair)
+        else:
+            self._submit(members, pair)
+
+    def _submit(self, members: tuple[Completion, ...], pair: Pair) -> None:
+        deadline_ms = self._work.deadline_ms()
+        attempt = Attempt(members[0].attempts + 1, pair, members)
+        self.pair = pair
+        for member in members:
+            member.begin(attempt)
+            self._dispatch.add(member, self)
+        submit = self._message(attempt, deadline_ms)
+        tokens = len(submit.req.input_ids) // 4
+        pair.prefill.note_sent(requests=1, tokens=tokens, pages=0)
+        if pair.decode is not None:
+            pair.decode.note_sent(requests=len(members), tokens=0, pages=pages_for(tokens, self._work.page_size))
+        self._metrics.attempt_begun()
+        if (session := self._fleet.session(pair.prefill)) is not None:
+            session.submit(submit)
+
+    def _message(self, attempt: Attempt, deadline_ms: int) -> prefill_pb2.Submit:
+        first, work = attempt.members[0], self._work
+        req = req_pb(
+            key=WorkKey(work.router_epoch, first.uid, attempt.number),
+            input_ids=ids_to_bytes(work.prompt) + ids_to_bytes(first.token_ids),
+            prompt_len=len(work.prompt),
+            output_len=work.output_limit - len(first.token_ids),
+            sampling=work.sampling,
+            completion=first.number,
+            n=len(attempt.members),
+            logprobs=work.logprobs,
+            priority=work.priority,
+            request_id=work.request_id,
+        )
+        req.deadline_ms = deadline_ms
+        if attempt.pair.decode is None:
+            return prefill_pb2.Submit(req=req)
+        decode = attempt.pair.decode
+        return prefill_pb2.Submit(req=req, decode_address=decode.profile.address, decode_worker=decode.id)
+
+    def _withdraw(self, completion: Completion, *, cancel: bool) -> None:
+        """Back to PLACING, or to ENDED if the client needs no more of it."""
+        if cancel:
+            self._tell_workers(completion)
+        self._dispatch.remove(completion)
+        completion.withdraw()
+        if completion.finish is not None:
+            completion.move_to(Stage.ENDED)
+
+    def _cancel(self, completion: Completion) -> None:
+        self._tell_workers(completion)
+        self._end(completion)
+
+    def _end(self, completion: Completion) -> None:
+        self._dispatch.remove(completion)
+        if completion.stage is not Stage.ENDED:
+            completion.move_to(Stage.ENDED)
+
+    def _tell_workers(self, completion: Completion) -> None:
+        """Cancels its current attempt on each worker that has a part in it."""
+        if (attempt := completion.attempt) is None:
+            return
+        for worker in attempt.pair:
+            if worker is None or not attempt.is_on(worker, completion.stage):
+                continue
+            if (session := self._fleet.session(worker)) is not None:
+                session.cancel(completion.uid, attempt.number)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._guard(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._on_error(error)
+
+
+def _told(error: PdserveError, attempts: int) -> PdserveError:
+    return Unavailable(f"gave up after {attempts} attempts; the last: {error}") if attempts > 1 else error

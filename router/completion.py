@@ -1,0 +1,123 @@
+"""One completion: its tokens in order, whichever attempt and worker they come from, and where its work is now.
+
+PLACING --submitted--> PREFILL --handed off--> DECODE --finished, cancelled--> ENDED
+   ^----failed, retracted--'--------------------'          (every stage may end)
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
+
+from common.rpc.gen.pdserve.v1 import work_pb2
+from common.work import FinishReason
+from router.output import Output
+
+if TYPE_CHECKING:
+    from router.attempts import Attempt
+
+MAX_HELD = 256
+"""Tokens kept while an earlier one is missing."""
+
+
+class Stage(Enum):
+    """Where the work is. ENDED: no worker has anything of it."""
+
+    PLACING = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    ENDED = auto()
+
+
+MOVES = {
+    Stage.PLACING: {Stage.PREFILL, Stage.ENDED},
+    Stage.PREFILL: {Stage.DECODE, Stage.PLACING, Stage.ENDED},
+    Stage.DECODE: {Stage.PLACING, Stage.ENDED},
+    Stage.ENDED: set(),
+}
+
+
+class CompletionEvents(Protocol):
+    """What a completion tells, synchronously."""
+
+    def token_arrived(self, completion: Completion, now: float) -> None:
+        """In order; its output and finish are up to date."""
+
+    def gap_too_wide(self, completion: Completion) -> None:
+        """More tokens came than may be held for a missing one."""
+
+
+class Completion:
+    """token_ids: all output so far, on all attempts; len() is the next index.
+    attempt, attempt_number: the current one, None and 0 while none is under way. attempts: how many were begun.
+    finish: why it is over for the client; None while it runs. Its work may still be about to be cancelled.
+    failures: attempts that failed and count. avoid: the workers they were on.
+    """
+
+    def __init__(self, *, uid: int, number: int, output: Output, events: CompletionEvents) -> None:
+        """number: which of the request's completions, from 0."""
+        self.uid = uid
+        self.number = number
+        self.output = output
+        self.token_ids = array("i")
+        self.stage = Stage.PLACING
+        self.attempt: Attempt | None = None
+        self.attempt_number = 0
+        self.attempts = 0
+        self.finish: FinishReason | None = None
+        self.failures = 0
+        self.avoid: frozenset[str] = frozenset()
+        self.first_token_at: float | None = None
+        self.handed_off_at: float | None = None
+        self._events = events
+        self._held: dict[int, work_pb2.Token] = {}
+
+    def move_to(self, stage: Stage) -> None:
+        """The one door between stages."""
+        assert stage in MOVES[self.stage], f"completion {self.uid}: {self.stage.name} -> {stage.name}"
+        self.stage = stage
+
+    def begin(self, attempt: Attempt) -> None:
+        """A new attempt has been submitted."""
+        self.move_to(Stage.PREFILL)
+        self.attempt = attempt
+        self.attempt_number = self.attempts = attempt.number
+
+    def withdraw(self) -> None:
+        """The current attempt is over without the rest of its tokens; whatever still comes from it is ignored."""
+        self.move_to(Stage.PLACING)
+        self.attempt = None
+        self.attempt_number = 0
+        self._held.clear()
+
+    def deliver(self, token: work_pb2.Token, now: float) -> None:
+        """A token of the current attempt, from either worker; indices seen before are dropped, later ones wait for the gap to close."""
+        index, expected = token.index, len(self.token_ids)
+        if index != expected:
+            if index > expected:
+                self._hold(token)
+            return
+        self._accept(token, now)
+        while self._held and (later := self._held.pop(len(self.token_ids), None)) is not None:
+            self._accept(later, now)
+
+    def _hold(self, token: work_pb2.Token) -> None:
+        if self.finish is not None:
+            return
+        if len(self._held) >= MAX_HELD:
+            self._events.gap_too_wide(self)
+            return
+        copy = self._held[token.index] = work_pb2.Token()
+        copy.CopyFrom(token)
+
+    def _accept(self, token: work_pb2.Token, now: float) -> None:
+        if self.finish is not None:
+            return
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.token_ids.append(token.token_id)
+        self.output.push(token)
+        if token.finish:
+            self.finish = FinishReason(token.finish)
+        self._events.token_arrived(self, now)

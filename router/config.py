@@ -1,0 +1,34 @@
+"""The router's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from common.address import Address
+from common.config import option, required
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    model: Path = required("folder of the model: its tokenizer, chat template and limits; the weights are not loaded")
+    listen: Address = option(Address("127.0.0.1", 50051), "address of the gRPC server; port 0 takes any free one")
+    max_context: int | None = option(None, "prompt and output together at most, in tokens; unset: what the model allows")
+    max_queue: int = option(1024, "requests that may wait for their first token; one more is refused")
+    max_in_flight: int = option(4096, "requests that may be in the router at once; one more is refused")
+    max_attempts: int = option(3, "how often work on a request may fail before its call fails")
+    pair_wait: timedelta = option(timedelta(seconds=2), "how long a request waits while there is no pair of workers for it")
+    worker_silence: timedelta = option(timedelta(seconds=10), "a worker that reports nothing for so long is taken for lost")
+    grace: timedelta = option(timedelta(seconds=30), "time for running requests to finish in when the router is stopped")
+    metrics_port: int | None = option(None, "port of the Prometheus metrics on 127.0.0.1; unset: none")
+    log_level: str = option("info", "what to log", choices=("debug", "info", "warning", "error"))
+
+    def __post_init__(self) -> None:
+        for name in ("max_queue", "max_in_flight", "max_attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.max_context is not None and self.max_context < 2:
+            raise ValueError(f"--max-context must be at least 2, got {self.max_context}")
+        if self.worker_silence < timedelta(seconds=2):
+            raise ValueError("--worker-silence must be at least 2s: workers report every 500 ms")

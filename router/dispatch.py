@@ -1,0 +1,91 @@
+"""Where what workers say goes: by uid to the completion, if it is about its current attempt. The hot path of every token."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from common.errors import PdserveError, from_status
+from common.rpc.gen.pdserve.v1 import decode_pb2, prefill_pb2, work_pb2
+from router.completion import Completion, Stage
+from router.workers import Worker
+
+
+class WorkEvents(Protocol):
+    """What happens to a completion's current attempt; implemented by Attempts."""
+
+    def prefill_started(self, completion: Completion, cached_tokens: int, now: float) -> None: ...
+
+    def handed_off(self, completion: Completion, now: float) -> None:
+        """The decode worker has it. May be told more than once."""
+
+    def retracted(self, completion: Completion) -> None: ...
+
+    def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
+        """blame: ids of the workers that may be at fault."""
+
+
+class Dispatch:
+    """A SessionReceiver. Holds every completion some worker may still say something about."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, tuple[Completion, WorkEvents]] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, completion: Completion, events: WorkEvents) -> None:
+        self._live[completion.uid] = completion, events
+
+    def remove(self, completion: Completion) -> None:
+        """Idempotent."""
+        self._live.pop(completion.uid, None)
+
+    def decode_message(self, worker: Worker, message: decode_pb2.DecodeSessionResponse) -> None:
+        match message.WhichOneof("message"):
+            case "step":
+                now = time.monotonic()
+                live = self._live
+                for token in message.step.tokens:
+                    entry = live.get(token.uid)
+                    if entry is not None and (completion := entry[0]).attempt_number == token.attempt:
+                        if completion.stage is not Stage.DECODE:
+                            entry[1].handed_off(completion, now)
+                        completion.deliver(token, now)
+            case "retracted":
+                if (entry := self._find(message.retracted)) is not None:
+                    entry[1].retracted(entry[0])
+            case "failure":
+                self._failed(message.failure, blame=frozenset({worker.id}))
+
+    def prefill_message(self, worker: Worker, message: prefill_pb2.PrefillSessionResponse) -> None:
+        now = time.monotonic()
+        match message.WhichOneof("message"):
+            case "first_token":
+                if (entry := self._find(message.first_token)) is not None:
+                    entry[0].deliver(message.first_token, now)
+            case "started":
+                if (entry := self._find(message.started)) is not None:
+                    entry[1].prefill_started(entry[0], message.started.cached_tokens, now)
+            case "handed_off":
+                if (entry := self._find(message.handed_off)) is not None:
+                    entry[1].handed_off(entry[0], now)
+            case "failure":
+                # It may have been the decode worker that failed it, so both are suspects.
+                self._failed(message.failure, blame=frozenset())
+
+    def session_ended(self, worker: Worker, error: PdserveError) -> None:
+        for completion, events in list(self._live.values()):
+            if completion.attempt is not None and completion.attempt.is_on(worker, completion.stage):
+                events.failed(completion, error, retryable=True, blame=frozenset({worker.id}))
+
+    def _find(
+        self, about: work_pb2.Token | work_pb2.Failure | prefill_pb2.PrefillStarted | prefill_pb2.HandedOff | decode_pb2.Retracted
+    ) -> tuple[Completion, WorkEvents] | None:
+        entry = self._live.get(about.uid)
+        return entry if entry is not None and entry[0].attempt_number == about.attempt else None
+
+    def _failed(self, failure: work_pb2.Failure, *, blame: frozenset[str]) -> None:
+        if (entry := self._find(failure)) is not None:
+            error = from_status(failure.code, failure.message)
+            entry[1].failed(entry[0], error, retryable=failure.retryable, blame=blame)

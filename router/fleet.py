@@ -1,0 +1,92 @@
+"""The workers requests can go to: registration and sessions brought together, and the wait for a pair."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from common.errors import Unavailable
+from router.placement import Ask, Pair, choose
+from router.registry import Registry
+from router.sessions import Session, SessionReceiver
+from router.workers import Worker
+
+ANY = Ask(pages=0)
+
+
+class Fleet:
+    """A RegistryListener: holds a session to each registered worker."""
+
+    def __init__(self, registry: Registry, *, epoch: int, receiver: SessionReceiver, pair_wait: timedelta) -> None:
+        """pair_wait: how long a request waits for a pair while there is none."""
+        self.registry = registry
+        self._epoch = epoch
+        self._receiver = receiver
+        self._pair_wait = pair_wait
+        self._sessions: dict[Worker, Session] = {}
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        registry.listen(self)
+
+    def joined(self, worker: Worker) -> None:
+        session = Session(worker, epoch=self._epoch, receiver=self._receiver, on_change=self.registry.notify)
+        self._sessions[worker] = session
+        self._tasks[worker] = asyncio.create_task(session.run(), name=f"session with {worker}")
+
+    def left(self, worker: Worker) -> None:
+        # The task itself tells the receiver that everything there is gone, and goes when its channel is closed.
+        task = self._tasks[worker]
+        task.add_done_callback(lambda _: self._forget(worker))
+        task.cancel()
+
+    def changed(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Some compatible pair takes work."""
+        return choose(self.registry.live, ANY) is not None
+
+    def session(self, worker: Worker) -> Session | None:
+        """None once the worker is gone."""
+        return self._sessions.get(worker)
+
+    async def place(self, ask: Ask) -> Pair:
+        """The pair for a request; waits a little for one. Raises Unavailable saying why there is none."""
+        try:
+            async with asyncio.timeout(self._pair_wait.total_seconds()):
+                while (pair := choose(self.registry.live, ask)) is None:
+                    await self._changed.wait()
+                return pair
+        except TimeoutError:
+            raise Unavailable(f"no prefill and decode pair: {self._why_none(ask)}") from None
+
+    async def flush_prefix_caches(self, *, timeout: timedelta) -> int:
+        """Pages freed on all workers. Raises Unavailable naming the first worker that did not answer; the others are flushed."""
+        flushes = [session.flush_prefix_cache(timeout=timeout.total_seconds()) for session in self._sessions.values()]
+        results = await asyncio.gather(*flushes, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return sum(result for result in results if isinstance(result, int))
+
+    async def close(self) -> None:
+        """Ends every session."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def why_not_ready(self) -> str:
+        """Meaningful while is_ready is False."""
+        return self._why_none(ANY)
+
+    def _why_none(self, ask: Ask) -> str:
+        for role in ("prefill", "decode"):
+            if not any(worker.role == role and worker.is_placeable for worker in self.registry.live):
+                return self.registry.why_none(role)
+        return f"no worker that takes work has a pool of {ask.pages} pages"
+
+    def _forget(self, worker: Worker) -> None:
+        del self._sessions[worker], self._tasks[worker]

@@ -1,0 +1,197 @@
+"""One request's way, from its tokenized prompt to its last Finished.
+
+1. Placed: an attempt is begun for its completions (router/attempts.py).
+2. Waiting: nothing is written until the first token is there, then Started.
+3. Streaming: tokens arrive through Dispatch whenever they like; the writer takes what has gathered, at the pace of its Outlet.
+4. Ended: every completion has sent its Finished, or the call has one status. However it ends, close() frees the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from common.errors import PdserveError, ResourceExhausted
+from common.rpc.gen.pdserve.v1 import generation_pb2
+from common.work import FinishReason
+from router.attempts import Attempts
+from router.completion import Completion
+from router.metrics import RouterMetrics
+from router.pacing import Outlet
+from router.stopwatch import Stopwatch
+
+MAX_UNREAD_TOKENS = 65_536
+"""Output tokens kept for a client that does not read them."""
+LAST_WRITE_SECONDS = 1.0
+"""How long a reader may take for what is under way when its call ends with a status."""
+
+Write = Callable[[generation_pb2.GenerateResponse], Awaitable[None]]
+
+
+class Journey:
+    """The CompletionEvents of its completions. run() is the only one that writes to the call."""
+
+    def __init__(
+        self, request_id: str, *, prompt_tokens: int, outlet: Outlet, stopwatch: Stopwatch, metrics: RouterMetrics
+    ) -> None:
+        self.request_id = request_id
+        self._prompt_tokens = prompt_tokens
+        self._outlet = outlet
+        self._stopwatch = stopwatch
+        self._metrics = metrics
+        self._completions: Sequence[Completion] = ()
+        self._finished: set[int] = set()
+        self._error: Exception | None = None
+        self._is_started = False
+        self._unread = 0
+        self._writer: asyncio.Task[object] | None = None
+        self._is_cut = False
+        self._attempts: Attempts
+
+    def prepare(self, completions: Sequence[Completion], attempts: Attempts) -> None:
+        """Before run(): the two need the journey to be made, and it them."""
+        self._completions = completions
+        self._attempts = attempts
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(completion.output.count for completion in self._completions)
+
+    async def run(self, write: Write, *, on_first_token: Callable[[], None]) -> None:
+        """Returns after the last Finished. Raises the status the call ends with. Cancelling it cancels all work."""
+        self._writer = asyncio.current_task()
+        try:
+            self._attempts.begin()
+            while len(self._finished) < len(self._completions):
+                await self._outlet.wait()
+                responses = self._take()
+                if responses and not self._is_started:
+                    on_first_token()
+                    responses = self._start(responses)
+                for response in responses:
+                    await write(response)
+                self._outlet.wrote()
+                if self._error is not None:
+                    raise self._error
+        except asyncio.CancelledError:
+            if self._is_cut and self._writer is not None and self._writer.uncancel() == 0 and self._error is not None:
+                raise self._error from None
+            raise
+        finally:
+            self._writer = None
+            self.close()
+
+    def end(self, error: Exception | None) -> None:
+        """Ends it from outside: with Finished(ABORT) for what still runs (None), or with this error. The workers are told at once."""
+        if error is None:
+            self._abort()
+        elif self._error is None:
+            self._error = error
+            self.close()
+            # A writer that waits for its reader would never raise it.
+            asyncio.get_running_loop().call_later(LAST_WRITE_SECONDS, self._cut)
+        self._outlet.touch_now()
+
+    def close(self) -> None:
+        """No work is left on any worker. Synchronous and idempotent."""
+        self._outlet.close()
+        self._attempts.close()
+
+    def token_arrived(self, completion: Completion, now: float) -> None:
+        self._unread += 1
+        if completion.finish is not None:
+            self._attempts.finished(completion)
+            self._outlet.touch_now()
+            return
+        if completion.output.matched_stop is not None:
+            self._stop(completion)
+            self._outlet.touch_now()
+            return
+        self._outlet.touch(now)
+        if self._unread > MAX_UNREAD_TOKENS:
+            self.end(ResourceExhausted(f"the client leaves too much unread, the limit is {MAX_UNREAD_TOKENS} tokens"))
+
+    def gap_too_wide(self, completion: Completion) -> None:
+        error = PdserveError(f"token {len(completion.token_ids)} of completion {completion.number} did not come")
+        self._attempts.failed(completion, error, retryable=True, blame=frozenset())
+
+    def _stop(self, completion: Completion) -> None:
+        """A stop string was found."""
+        was_running = completion.finish is None
+        completion.finish = FinishReason.STOP
+        if was_running:
+            self._attempts.stop(completion)
+
+    def _abort(self) -> None:
+        running = [completion for completion in self._completions if completion.finish is None]
+        for completion in running:
+            completion.finish = FinishReason.ABORT
+        for completion in running:
+            self._attempts.stop(completion)
+
+    def _cut(self) -> None:
+        if self._writer is not None:
+            self._is_cut = True
+            self._writer.cancel()
+
+    def _take(self) -> list[generation_pb2.GenerateResponse]:
+        """What has gathered, per completion its Delta and then its Finished."""
+        now = time.monotonic()
+        responses: list[generation_pb2.GenerateResponse] = []
+        for completion in self._completions:
+            if completion.number in self._finished:
+                continue
+            completion.output.absorb()
+            if completion.output.matched_stop is not None:
+                self._stop(completion)
+            ended = completion.finish is not None
+            delta = completion.output.take(ended=ended)
+            if delta is not None:
+                self._stopwatch.delta(completion.number, tokens=len(delta.token_ids), now=now)
+                responses.append(self._response(completion, delta=delta))
+            if ended and self._error is None:
+                self._finished.add(completion.number)
+                responses.append(self._response(completion, finished=self._finish(completion, now)))
+        self._unread = 0
+        return responses
+
+    def _start(self, responses: list[generation_pb2.GenerateResponse]) -> list[generation_pb2.GenerateResponse]:
+        """With Started in front; an abort before the first token has none."""
+        if not any(completion.token_ids for completion in self._completions):
+            return responses
+        self._is_started = True
+        pair = self._attempts.pair
+        assert pair is not None, "a token without an attempt"
+        started = generation_pb2.Started(
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._attempts.cached_tokens,
+            prefill_worker=pair.prefill.id,
+            decode_worker=pair.decode.id if pair.decode is not None else "",
+        )
+        return [generation_pb2.GenerateResponse(request_id=self.request_id, started=started), *responses]
+
+    def _response(
+        self,
+        completion: Completion,
+        *,
+        delta: generation_pb2.Delta | None = None,
+        finished: generation_pb2.Finished | None = None,
+    ) -> generation_pb2.GenerateResponse:
+        return generation_pb2.GenerateResponse(
+            request_id=self.request_id, index=completion.number, delta=delta, finished=finished
+        )
+
+    def _finish(self, completion: Completion, now: float) -> generation_pb2.Finished:
+        assert completion.finish is not None
+        usage = generation_pb2.Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=completion.output.count,
+            cached_tokens=self._attempts.cached_tokens,
+        )
+        return generation_pb2.Finished(
+            reason=generation_pb2.FinishReason.Name(completion.finish),
+            matched_stop=completion.output.matched_stop or "",
+            usage=usage,
+            timing=self._stopwatch.timing(completion, self._attempts.prefill_started_at, now),
+        )

@@ -1,0 +1,174 @@
+"""What the router does with a GenerateRequest.
+
+1. validate    every field's rule, nothing tokenized
+2. admit       a name nobody uses, and room in the queue
+3. tokenize    long prompts in a thread; then the rules of a tokenized prompt
+4. measure     how many tokens it may make, from the context and the pools
+5. journey     place, stream, finish (router/journey.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+
+from common.errors import PdserveError
+from common.rpc.gen.pdserve.v1 import generation_pb2
+from router.admission import Admission, Ticket
+from router.attempts import Attempts, Work
+from router.capacity import output_limit, pair_pages
+from router.completion import Completion
+from router.dispatch import Dispatch
+from router.fleet import Fleet
+from router.journey import Journey, Write
+from router.metrics import RouterMetrics
+from router.output import Output
+from router.pacing import Outlet
+from router.served_model import ServedModel
+from router.stopwatch import Stopwatch
+from router.text_stream import TextStream
+from router.valid_request import Limits, ValidRequest
+from router.validation import check_prompt, validate
+
+
+class Pipeline:
+    """One per router; lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        model: ServedModel,
+        admission: Admission,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        metrics: RouterMetrics,
+        epoch: int,
+        max_attempts: int,
+        rng: random.Random,
+    ) -> None:
+        self._model = model
+        self._admission = admission
+        self._fleet = fleet
+        self._dispatch = dispatch
+        self._metrics = metrics
+        self._epoch = epoch
+        self._max_attempts = max_attempts
+        self._rng = rng
+        self._uids = itertools.count(1)
+
+    @property
+    def limits(self) -> Limits:
+        """The model's, cut to what every registered worker can hold."""
+        own = self._model.limits
+        contexts = [worker.profile.compatibility.max_context for worker in self._fleet.registry.live]
+        return replace(own, max_context=min([own.max_context, *contexts]))
+
+    async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, time_left: float | None) -> None:
+        """Returns after the last Finished was written. Raises the status the call ends with. time_left: seconds, None for ever."""
+        arrived_at = time.monotonic()
+        deadline = None if time_left is None else arrived_at + time_left
+        outcome, usage = "OK", _Usage()
+        try:
+            request = validate(pb, self.limits)
+            with self._admission.enter(request.request_id or f"req-{uuid.UUID(int=self._rng.getrandbits(128)).hex}") as ticket:
+                await self._run(request, ticket, write, usage, arrived_at=arrived_at, deadline=deadline)
+        except PdserveError as error:
+            outcome = error.status.name
+            raise
+        except asyncio.CancelledError:
+            outcome = "CANCELLED"
+            raise
+        except Exception:
+            outcome = "INTERNAL"
+            raise
+        finally:
+            self._metrics.request_ended(outcome, prompt_tokens=usage.prompt, output_tokens=usage.output)
+
+    def abort(self, request_id: str) -> bool:
+        """False: no running request has this id."""
+        ticket = self._admission.find(request_id)
+        if ticket is not None:
+            ticket.end(None)
+        return ticket is not None
+
+    async def _run(
+        self, request: ValidRequest, ticket: Ticket, write: Write, usage: _Usage, *, arrived_at: float, deadline: float | None
+    ) -> None:
+        prompt = await self._model.read(request.prompt)
+        check_prompt(prompt, self.limits)
+        usage.prompt = len(prompt)
+        work = self._work(request, ticket.request_id, prompt, deadline)
+        journey = self._journey(request, work, arrived_at)
+        ticket.attach(journey.end)
+        try:
+            await journey.run(write, on_first_token=ticket.started)
+        finally:
+            usage.output = journey.output_tokens
+
+    def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], deadline: float | None) -> Work:
+        """Raises OutOfRange for what can never fit. Without registered workers nobody knows their pools: then placing it fails."""
+        workers = self._fleet.registry.live
+        pages = pair_pages(workers)
+        page_size = workers[0].profile.compatibility.page_size if workers else 1
+        sampling = request.sampling
+        limit = output_limit(
+            prompt_len=len(prompt),
+            max_tokens=sampling.max_tokens,
+            max_tokens_given=request.max_tokens_given,
+            max_context=self.limits.max_context,
+            page_size=page_size,
+            pool_pages=pages if pages is not None else self.limits.max_context,
+        )
+        seed = sampling.seed if sampling.seed is not None else self._rng.getrandbits(63)
+        return Work(
+            router_epoch=self._epoch,
+            request_id=request_id,
+            prompt=prompt,
+            sampling=replace(sampling, seed=seed, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit)),
+            output_limit=limit,
+            logprobs=request.logprobs,
+            priority=request.priority,
+            page_size=page_size,
+            deadline=deadline,
+        )
+
+    def _journey(self, request: ValidRequest, work: Work, arrived_at: float) -> Journey:
+        journey = Journey(
+            work.request_id,
+            prompt_tokens=len(work.prompt),
+            outlet=Outlet(active_streams=lambda: self._admission.streaming),
+            stopwatch=Stopwatch(arrived_at=arrived_at, metrics=self._metrics),
+            metrics=self._metrics,
+        )
+        completions = [
+            Completion(uid=next(self._uids), number=number, output=self._output(request), events=journey)
+            for number in range(request.n)
+        ]
+        attempts = Attempts(
+            work,
+            completions,
+            fleet=self._fleet,
+            dispatch=self._dispatch,
+            metrics=self._metrics,
+            max_attempts=self._max_attempts,
+            on_error=journey.end,
+        )
+        journey.prepare(completions, attempts)
+        return journey
+
+    def _output(self, request: ValidRequest) -> Output:
+        logprobs = request.logprobs is not None
+        plain = request.ids_only and not logprobs
+        return Output(None if plain else TextStream.of(self._model.tokenizer, request), logprobs=logprobs)
+
+
+class _Usage:
+    """Tokens, for the metrics."""
+
+    prompt = 0
+    output = 0

@@ -1,0 +1,44 @@
+"""When the router would serve a request: told to health, and once on standard output."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from common.address import Address
+from common.rpc.health import Health
+from router.fleet import Fleet
+from router.workers import Worker
+
+log = logging.getLogger(__name__)
+
+
+class Readiness:
+    """A RegistryListener."""
+
+    GENERATION: Final = "pdserve.v1.GenerationService"
+    REGISTRY: Final = "pdserve.v1.RegistryService"
+
+    def __init__(self, fleet: Fleet, health: Health, *, address: Address) -> None:
+        self._fleet = fleet
+        self._health = health
+        self._address = address
+        self._is_ready = False
+        self._was_ready = False
+
+    def joined(self, worker: Worker) -> None:
+        pass
+
+    def left(self, worker: Worker) -> None:
+        pass
+
+    def changed(self) -> None:
+        if (ready := self._fleet.is_ready) is self._is_ready:
+            return
+        self._is_ready = ready
+        self._health.set(self.GENERATION, ready)
+        if not ready:
+            log.warning("no pair of workers is ready: %s", self._fleet.why_not_ready())
+        elif not self._was_ready:
+            self._was_ready = True
+            print(f"router ready on {self._address}", flush=True)

@@ -1,0 +1,48 @@
+"""What the router knows of the model it serves: limits, fingerprint, prompts to token ids and ids to text."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.fingerprint import fingerprint
+from common.model_dir import ModelDir
+from common.rpc.gen.pdserve.v1 import generation_pb2
+from router.prompts import PromptReader
+from router.tokenizer import Tokenizer
+from router.valid_request import Limits, Prompt
+from router.validation import validate_detokenize, validate_tokenize
+
+INLINE_IDS = 4096
+
+
+class ServedModel:
+    """limits: before any worker narrows them."""
+
+    def __init__(self, folder: ModelDir, *, max_context: int | None) -> None:
+        """Raises StartError if the tokenizer or the chat template cannot be used."""
+        self.folder = folder
+        self.fingerprint = fingerprint(folder)
+        self.tokenizer = Tokenizer(folder)
+        self.limits = Limits(
+            vocab_size=folder.vocab_size,
+            max_context=folder.max_context if max_context is None else min(folder.max_context, max_context),
+        )
+        self._reader = PromptReader(folder, self.tokenizer)
+
+    @property
+    def takes_chats(self) -> bool:
+        return self._reader.takes_chats
+
+    async def read(self, prompt: Prompt) -> list[int]:
+        """The prompt's ids, unchecked. Raises FailedPrecondition or InvalidRequest for a chat that cannot be rendered."""
+        return await self._reader.ids(prompt)
+
+    async def tokenize(self, pb: generation_pb2.TokenizeRequest) -> list[int]:
+        """As Generate would, without a limit on the tokens."""
+        return await self.read(validate_tokenize(pb, self.limits))
+
+    async def detokenize(self, pb: generation_pb2.DetokenizeRequest) -> str:
+        ids = validate_detokenize(pb, self.limits)
+        if len(ids) <= INLINE_IDS:
+            return self.tokenizer.decode(ids, include_special=pb.include_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.decode, ids, include_special=pb.include_special_tokens)

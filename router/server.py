@@ -1,0 +1,117 @@
+"""The router process: its parts put together, and its staged end.
+
+Start: model folder -> server listening (health: NOT_SERVING) -> workers register -> a pair is there: SERVING, "router ready".
+End:   health NOT_SERVING -> nobody is let in -> running requests get `grace` -> the rest end UNAVAILABLE -> closed -> exit 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from datetime import timedelta
+from typing import Final
+
+from common.address import Address
+from common.config import describe
+from common.errors import Unavailable
+from common.metrics import start_metrics_server
+from common.model_dir import ModelDir
+from common.rpc.gen.pdserve.v1 import generation_pb2_grpc, registry_pb2_grpc
+from common.rpc.health import Health
+from common.rpc.process import Stop
+from common.rpc.server import bind, make_server
+from router.admission import Admission
+from router.config import RouterConfig
+from router.dispatch import Dispatch
+from router.fleet import Fleet
+from router.metrics import RouterMetrics
+from router.pipeline import Pipeline
+from router.readiness import Readiness
+from router.registry import Registry
+from router.registry_servicer import RegistryServicer
+from router.served_model import ServedModel
+from router.servicer import GenerationServicer
+
+VERSION: Final = "0.1.0"
+LAST_WORDS = timedelta(seconds=2)
+"""For the statuses of the calls that the end of grace cut off to reach their clients."""
+
+log = logging.getLogger(__name__)
+
+
+class Router:
+    """Everything in one router process, also usable inside a test's event loop."""
+
+    def __init__(self, config: RouterConfig, *, metrics: RouterMetrics, rng: random.Random) -> None:
+        """Raises StartError if the model folder cannot be used."""
+        epoch = rng.getrandbits(64)
+        self._grace = config.grace
+        self._listen = config.listen
+        model = ServedModel(ModelDir.open(config.model), max_context=config.max_context)
+        self.admission = Admission(max_queue=config.max_queue, max_in_flight=config.max_in_flight)
+        self.dispatch = Dispatch()
+        self.registry = Registry(fingerprint=model.fingerprint)
+        self.fleet = Fleet(self.registry, epoch=epoch, receiver=self.dispatch, pair_wait=config.pair_wait)
+        pipeline = Pipeline(
+            model=model,
+            admission=self.admission,
+            fleet=self.fleet,
+            dispatch=self.dispatch,
+            metrics=metrics,
+            epoch=epoch,
+            max_attempts=config.max_attempts,
+            rng=rng,
+        )
+        metrics.watch(
+            in_flight=lambda: self.admission.in_flight,
+            queued=lambda: self.admission.queued,
+            on_workers=lambda: len(self.dispatch),
+        )
+        self._server = make_server()
+        self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))
+        self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, version=VERSION)
+        self._registration = RegistryServicer(self.registry, epoch=epoch, silence=config.worker_silence)
+
+    async def start(self) -> Address:
+        """Listens; returns the bound address. Raises StartError."""
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, self._server)
+        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registration, self._server)
+        address = await bind(self._server, self._listen)
+        self.registry.listen(Readiness(self.fleet, self._health, address=address))
+        await self._server.start()
+        self._health.set(Readiness.REGISTRY, True)
+        return address
+
+    async def stop(self) -> None:
+        """Stage by stage, in at most grace and a few seconds."""
+        self._health.shutdown()
+        self.admission.close("the router is shutting down")
+        await self._drain(self._grace)
+        error = Unavailable(f"the router is shutting down and its grace of {self._grace.total_seconds():g} s is over")
+        for ticket in self.admission.tickets():
+            ticket.end(error)
+        await self._drain(LAST_WORDS)
+        await self.fleet.close()
+        await self._server.stop(grace=0.5)
+
+    async def _drain(self, time_left: timedelta) -> None:
+        try:
+            async with asyncio.timeout(time_left.total_seconds()):
+                await self.admission.empty()
+        except TimeoutError:
+            log.warning("%d requests are still running after %g s", self.admission.in_flight, time_left.total_seconds())
+
+
+async def serve(config: RouterConfig, stop: Stop) -> int:
+    """The process's main: from start to exit code."""
+    log.info("router %s: %s", VERSION, describe(config))
+    metrics_port = start_metrics_server(config.metrics_port)
+    router = Router(config, metrics=RouterMetrics(), rng=random.SystemRandom())
+    address = await router.start()
+    log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
+    await stop.requested.wait()
+    log.info("stopping: %d requests are running", router.admission.in_flight)
+    await router.stop()
+    log.info("stopped")
+    return 0

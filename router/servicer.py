@@ -1,0 +1,82 @@
+"""GenerationService: convert, call, convert."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import grpc
+
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
+from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
+from router.fleet import Fleet
+from router.pipeline import Pipeline
+from router.served_model import ServedModel
+from router.workers import Worker
+
+FLUSH_TIMEOUT = timedelta(seconds=5)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    def __init__(self, pipeline: Pipeline, *, model: ServedModel, fleet: Fleet, version: str) -> None:
+        self._pipeline = pipeline
+        self._model = model
+        self._fleet = fleet
+        self._version = version
+
+    async def Generate(self, request: pb2.GenerateRequest, context: Context) -> None:
+        # Not an async generator: a cancelled one is closed later, by whoever collects it, and its clean-up with it (CAN-11).
+        await self._pipeline.generate(request, context.write, time_left=context.time_remaining())
+
+    async def Abort(self, request: pb2.AbortRequest, context: Context) -> pb2.AbortResponse:
+        return pb2.AbortResponse(found=self._pipeline.abort(request.request_id))
+
+    async def GetModel(self, request: pb2.GetModelRequest, context: Context) -> pb2.GetModelResponse:
+        folder, limits = self._model.folder, self._pipeline.limits
+        workers = self._fleet.registry.live
+        shared = workers[0].profile.compatibility if workers else None
+        return pb2.GetModelResponse(
+            name=folder.name,
+            path=str(folder.path),
+            fingerprint=self._model.fingerprint,
+            dtype=shared.dtype if shared else "",
+            vocab_size=limits.vocab_size,
+            max_context=limits.max_context,
+            max_prompt_tokens=limits.max_prompt_tokens,
+            eos_token_ids=folder.eos_token_ids,
+            has_chat_template=self._model.takes_chats,
+            page_size=shared.page_size if shared else 0,
+            version=self._version,
+        )
+
+    async def Tokenize(self, request: pb2.TokenizeRequest, context: Context) -> pb2.TokenizeResponse:
+        return pb2.TokenizeResponse(token_ids=await self._model.tokenize(request))
+
+    async def Detokenize(self, request: pb2.DetokenizeRequest, context: Context) -> pb2.DetokenizeResponse:
+        return pb2.DetokenizeResponse(text=await self._model.detokenize(request))
+
+    async def GetCluster(self, request: pb2.GetClusterRequest, context: Context) -> pb2.GetClusterResponse:
+        registry = self._fleet.registry
+        return pb2.GetClusterResponse(workers=[_worker_to_pb(worker) for worker in [*registry.live, *registry.recently_lost]])
+
+    async def FlushCache(self, request: pb2.FlushCacheRequest, context: Context) -> pb2.FlushCacheResponse:
+        return pb2.FlushCacheResponse(pages_freed=await self._fleet.flush_prefix_caches(timeout=FLUSH_TIMEOUT))
+
+
+def _worker_to_pb(worker: Worker) -> pb2.Worker:
+    load, profile = worker.load, worker.profile
+    return pb2.Worker(
+        id=worker.id,
+        role=worker.role,
+        address=profile.address,
+        state=worker.state,
+        running=load.running,
+        waiting=load.waiting,
+        free_pages=load.pages.free,
+        total_pages=profile.total_pages,
+        cached_pages=load.pages.cached,
+        device=profile.device,
+        held_pages=load.pages.held,
+        quarantined_pages=load.pages.quarantined,
+    )
