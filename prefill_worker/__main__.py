@@ -1,0 +1,17 @@
+"""python -m prefill_worker: computes prompts' KV cache and hands it, with the first token, to decode workers.
+
+It joins the routers it is told of and takes what they submit; start-up order does not matter.
+"""
+
+from __future__ import annotations
+
+from common.config import parse_config
+from common.logs import configure
+from common.rpc.process import run_process
+from prefill_worker.config import Config
+from prefill_worker.server import serve
+
+if __name__ == "__main__":
+    config = parse_config(Config, prog="python -m prefill_worker", description=__doc__ or "")
+    configure("prefill", config.log_level)
+    run_process(lambda stop: serve(config, stop))

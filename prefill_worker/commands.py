@@ -1,0 +1,98 @@
+"""What the event loop asks of the prefill engine. Plain immutable values; see prefill_worker/core.py for who answers how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.core import Req, WorkKey
+from common.handoff.base import Transport
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a request's pages go: one granted reservation.
+
+    page_ids: the decode worker's pages of tokens prefix_len, prefix_len + page_size, ... of the input.
+    prefix_len: leading tokens the decode worker holds already, whole pages; never sent.
+    deadline: time.monotonic() seconds; no chunk starts and no page is copied after it unless extended.
+    pair_id: names the mapping opened with OpenPool; used by shm only.
+    verify: also take each sent page's CRC-32 (shm; with grpc the sender takes it).
+    """
+
+    transport: Transport
+    page_ids: tuple[int, ...]
+    prefix_len: int
+    deadline: float
+    pair_id: str = ""
+    verify: bool = False
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Wait for pages and a page table row. The engine owns req from now on. Reply: Admitted, deferred until it is its turn.
+
+    Raises OutOfRange if it can never fit and AlreadyExists if the key is here.
+    """
+
+    req: Req
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """cached_tokens: leading tokens found in the prefix cache, so not computed again."""
+
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Start on an admitted request. destination: None if nothing is to be sent. An unknown key is ignored: it was forgotten."""
+
+    key: WorkKey
+    destination: Destination | None
+
+
+@dataclass(frozen=True)
+class Extend:
+    """New lease deadlines. Unknown keys are ignored."""
+
+    deadlines: Mapping[WorkKey, float]
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Drop a request in whatever state; an unknown key is fine. Whole computed pages go to the prefix cache, the rest is free.
+
+    The reply (None) says that the engine neither writes to the request's destination nor needs its pages any more. The caller
+    sees to it first that nobody else (the grpc sender) still reads them.
+    """
+
+    key: WorkKey
+
+
+@dataclass(frozen=True)
+class OpenPool:
+    """Map a decode worker's pool for Destinations with this pair_id. descriptor stays the caller's. Reply: None."""
+
+    pair_id: str
+    descriptor: int
+    pool_bytes: int
+    page_bytes: int
+
+
+@dataclass(frozen=True)
+class ClosePool:
+    """Unmap; the reply (None) says that no write through it is possible any more. An unknown pair_id is fine."""
+
+    pair_id: str
+
+
+@dataclass(frozen=True)
+class FlushPrefixCache:
+    """Drop cached pages that nobody uses. Reply: how many."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Reply: PageCounts, after checking that every page and row has exactly one owner (else the engine ends)."""

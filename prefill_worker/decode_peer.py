@@ -1,0 +1,162 @@
+"""DecodePeer: one decode worker's address as a prefill worker sees it: Reserve, the sender for what was reserved, and Commit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import grpc
+
+from common.core import Req
+from common.engine.handle import EngineHandle
+from common.errors import FailedPrecondition, Unavailable
+from common.handoff.grpc_sender import GrpcSender, Sent
+from common.rpc.channels import error_of, make_channel
+from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2_grpc
+from common.wire import req_to_pb, token_to_pb
+from common.work import TokenOut
+from prefill_worker.acquaintance import Acquaintance
+from prefill_worker.errands import Errands
+from prefill_worker.leases import RENEW_SHARE, SAFE_SHARE, Lease, Leases, OnLost
+from prefill_worker.pairing import Pairing, Terms
+
+ANSWER_MARGIN_SECONDS: Final = 2.0
+"""A Reserve call outlives the deadline it carries by this, so that it is the decode worker that ends the wait."""
+COMMIT_PAUSE_SECONDS: Final = 0.05
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class DecodePeer:
+    """Event loop only."""
+
+    def __init__(self, address: str, *, terms: Terms, engine: EngineHandle, clock: Callable[[], float] = time.monotonic) -> None:
+        self.address = address
+        self.last_used = clock()
+        self._terms = terms
+        self._clock = clock
+        self._channel = make_channel(address)
+        self._stub = decode_pb2_grpc.DecodeServiceStub(self._channel)
+        self._handoff = handoff_pb2_grpc.HandoffServiceStub(self._channel)
+        self._errands = Errands()
+        self.leases = Leases(self._stub, post=engine.post, clock=clock)
+        self._acquaintance = Acquaintance(
+            self._stub, address=address, terms=terms, engine=engine, errands=self._errands, on_gone=self.leases.lose_all
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        return self.leases.is_idle and not self._errands
+
+    async def reserve(self, req: Req, *, decode_worker: str, deadline: float, on_lost: OnLost) -> Lease:
+        """Waits for pages at decode_worker until `deadline` (clock seconds). The lease is renewed until given back or let go.
+
+        Raises PairingRefused, Unavailable (also when another worker answers at this address) or the decode worker's refusal.
+        Cancelling it gives back a ticket that is granted later.
+        """
+        self.last_used = self._clock()
+        pairing = await self._acquaintance.pairing_with(decode_worker)
+        try:
+            lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
+        except FailedPrecondition:  # It has forgotten the pairing.
+            self._acquaintance.drop(pairing)
+            pairing = await self._acquaintance.pairing_with(decode_worker)
+            lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
+        self.leases.keep(lease)
+        await self._freshen(lease)
+        return lease
+
+    def sender(self, lease: Lease, *, read_page: Callable[[int], memoryview]) -> GrpcSender | None:
+        """What pushes this lease's pages; None if the engine itself copies them (shm) or there are none."""
+        if lease.pairing.transport != "grpc" or not lease.page_ids:
+            return None
+        return GrpcSender(
+            self._handoff,
+            ticket=lease.ticket,
+            page_count=len(lease.page_ids),
+            read_page=read_page,
+            stall_timeout=self._terms.transfer_timeout,
+            verify=self._terms.verify,
+        )
+
+    async def commit(self, lease: Lease, *, first_tokens: Sequence[TokenOut], sent: Sent) -> None:
+        """Hands the request over; repeated until answered, the lease ends or the transfer timeout is over. Raises refusals."""
+        lease.is_committing = True
+        request = decode_pb2.CommitRequest(
+            ticket=lease.ticket,
+            first_tokens=map(token_to_pb, first_tokens),
+            pages_sent=sent.pages_sent,
+            page_crc32=sent.page_crc32,
+        )
+        give_up = self._clock() + self._terms.transfer_timeout.total_seconds()
+        while (left := min(give_up, lease.deadline) - self._clock()) > 0:
+            try:
+                await self._stub.Commit(request, timeout=min(left, lease.length_seconds * RENEW_SHARE))
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _NO_ANSWER:
+                    raise error_of(error) from None
+            await asyncio.sleep(COMMIT_PAUSE_SECONDS)
+        raise Unavailable(f"decode worker {lease.pairing.worker_id} at {self.address} did not answer Commit in time")
+
+    async def close(self, *, patience_seconds: float = 1.0) -> None:
+        """Once nothing uses the peer any more, except releases under way, which get that long."""
+        await self._errands.close()
+        await self.leases.close(patience_seconds=patience_seconds)
+        await self._acquaintance.close()
+        await self._channel.close(None)
+
+    async def _ask(self, pairing: Pairing, req: Req, *, deadline: float, on_lost: OnLost) -> Lease:
+        # As an errand: a ticket granted to nobody would keep its pages withheld there until this process ends.
+        pairing.hold()
+        return await self._errands.run(
+            self._reserve(pairing, req, deadline=deadline, on_lost=on_lost), if_unread=self.leases.give_back
+        )
+
+    async def _reserve(self, pairing: Pairing, req: Req, *, deadline: float, on_lost: OnLost) -> Lease:
+        """One Reserve. Takes over one hold on the pairing and passes it on to the lease."""
+        left = max(0.001, deadline - self._clock())
+        request = decode_pb2.ReserveRequest(
+            pair_id=pairing.pair_id, req=req_to_pb(req), transport=pairing.transport, verify=self._terms.verify
+        )
+        request.req.deadline_ms = max(1, int(left * 1000))
+        sent = self._clock()
+        try:
+            response = await self._stub.Reserve(request, timeout=left + ANSWER_MARGIN_SECONDS)
+        except BaseException as error:
+            self._end_unanswered(pairing, error, waited_out=self._clock() - sent >= left + ANSWER_MARGIN_SECONDS)
+            pairing.let_go()
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise error_of(error) from None
+            raise
+        return Lease(
+            key=req.key,
+            ticket=response.ticket,
+            pairing=pairing,
+            page_ids=tuple(response.page_ids),
+            prefix_len=response.prefix_len,
+            length_seconds=response.lease_ms / 1000,
+            deadline=sent + SAFE_SHARE * response.lease_ms / 1000,
+            on_lost=on_lost,
+        )
+
+    def _end_unanswered(self, pairing: Pairing, error: BaseException, *, waited_out: bool) -> None:
+        """A Reserve that broke off may have been granted without our knowing the ticket. With shm its pages stay withheld until
+        this pairing's mapping is gone, so the pairing is not used any longer."""
+        answered = isinstance(error, grpc.aio.AioRpcError) and error.code() not in _NO_ANSWER
+        timed_out_there = isinstance(error, grpc.aio.AioRpcError) and error.code() is _NO_ANSWER[2] and not waited_out
+        if not answered and not timed_out_there and pairing.transport == "shm":
+            self._acquaintance.drop(pairing)
+
+    async def _freshen(self, lease: Lease) -> None:
+        """After a long wait in line, this worker's deadline, which counts from when it asked, is near or over: count anew."""
+        if lease.deadline - self._clock() > lease.length_seconds * SAFE_SHARE / 2:
+            return
+        try:
+            await self.leases.renew([lease])
+        except BaseException as error:
+            self.leases.give_back(lease)
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise error_of(error) from None
+            raise

@@ -1,0 +1,64 @@
+"""What the prefill engine tells the event loop unasked. Plain immutable values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.core import WorkKey
+from common.errors import PdserveError
+from common.work import PageCounts, TokenOut
+
+
+class Page(NamedTuple):
+    """A complete page to send. page_index: its place in the destination's page_ids; page_id: in this worker's pool."""
+
+    page_index: int
+    page_id: int
+
+
+@dataclass(frozen=True)
+class PrefillStarted:
+    """The first chunk is about to be computed."""
+
+    key: WorkKey
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class PagesReady:
+    """These pages are complete and stay as they are until Forget (grpc destinations only)."""
+
+    key: WorkKey
+    pages: tuple[Page, ...]
+
+
+@dataclass(frozen=True)
+class PrefillDone:
+    """The whole prompt is computed, and every page is sent (shm) or announced (grpc).
+
+    tokens: one per completion, in order of uid. page_crc32: of each page copied, if the destination said verify.
+    """
+
+    key: WorkKey
+    tokens: tuple[TokenOut, ...]
+    pages_sent: int
+    page_crc32: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The engine stopped working on this request (lease over); it keeps its pages until Forget."""
+
+    key: WorkKey
+    error: PdserveError
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How things stand; sent when something changed. See WorkerLoad for running, waiting, queued_tokens."""
+
+    running: int
+    waiting: int
+    queued_tokens: int
+    pages: PageCounts

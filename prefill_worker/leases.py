@@ -1,0 +1,166 @@
+"""Leases: the tickets this worker holds at one decode worker. Renewed while in use, given back when not.
+
+P sends Reserve or Renew ---> D counts from here ---------------------- lease_ms ---------> D's deadline
+|---------------- SAFE_SHARE of lease_ms ---------> P's deadline: no chunk starts, no page is copied after it
+'- P counts from here, so its deadline is the earlier one whatever the network or a stopped process did in between
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from common.core import WorkKey
+from common.errors import PdserveError, Unavailable
+from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
+from prefill_worker.commands import Extend
+from prefill_worker.pairing import Pairing
+
+SAFE_SHARE: Final = 0.8
+RENEW_SHARE: Final = 1 / 3
+"""Of a lease, between two renewals."""
+RELEASE_SECONDS: Final = 2.0
+"""How long one Release call may take."""
+RELEASE_PATIENCE_SECONDS: Final = 120.0
+"""How long Release is repeated before the whole pairing is closed instead, which gives everything back too."""
+
+OnLost = Callable[[PdserveError], None]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Lease:
+    """One granted ticket. deadline: this worker's, in clock seconds. on_lost: called once if it ends before its time."""
+
+    key: WorkKey
+    ticket: str
+    pairing: Pairing
+    page_ids: tuple[int, ...]
+    prefix_len: int
+    length_seconds: float
+    deadline: float
+    on_lost: OnLost
+    is_committing: bool = False
+    """Whether Commit is under way: its answer decides then, as the ticket ends with it."""
+
+
+class Leases:
+    """Event loop only; owns the tasks that renew and release."""
+
+    def __init__(
+        self,
+        stub: decode_pb2_grpc.DecodeServiceStub,
+        *,
+        post: Callable[[Any], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """post: takes commands for the engine."""
+        self._stub = stub
+        self._post = post
+        self._clock = clock
+        self._kept: dict[str, Lease] = {}
+        self._renewer: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._kept and not self._releases
+
+    def keep(self, lease: Lease) -> None:
+        """Renews it from now on."""
+        self._kept[lease.ticket] = lease
+        if self._renewer is None:
+            self._renewer = asyncio.create_task(self._renew_kept(), name="renew leases")
+
+    def let_go(self, lease: Lease) -> None:
+        """The ticket has ended well (Commit)."""
+        self._kept.pop(lease.ticket, None)
+        lease.pairing.let_go()
+
+    def give_back(self, lease: Lease) -> None:
+        """The ticket is not needed, and the caller has drained it: nothing of it is being sent. Repeated until answered."""
+        self.let_go(lease)
+        task = asyncio.create_task(self._release(lease), name=f"release {lease.ticket}")
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def renew(self, leases: Iterable[Lease]) -> None:
+        """One Renew for all of them; the lost ones are told. Raises what the call failed with."""
+        leases = tuple(leases)
+        sent = self._clock()
+        timeout = min(lease.length_seconds for lease in leases) * RENEW_SHARE
+        request = decode_pb2.RenewRequest(tickets=[lease.ticket for lease in leases])
+        lost = set((await self._stub.Renew(request, timeout=timeout)).lost)
+        for lease in leases:
+            if lease.ticket not in lost:
+                lease.deadline = max(lease.deadline, sent + SAFE_SHARE * lease.length_seconds)
+            else:
+                self._lose(lease, "was ended there")
+        self._post(Extend({lease.key: lease.deadline for lease in leases if lease.ticket not in lost}))
+
+    def lose_all(self, pairing: Pairing) -> None:
+        """The decode worker behind this pairing has ended."""
+        for lease in [lease for lease in self._kept.values() if lease.pairing is pairing]:
+            lease.is_committing = False
+            self._lose(lease, "ended with that worker")
+
+    async def close(self, *, patience_seconds: float) -> None:
+        """Gives the releases under way that long."""
+        if self._renewer is not None:
+            self._renewer.cancel()
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=patience_seconds)
+        for task in self._releases:
+            task.cancel()
+
+    async def _renew_kept(self) -> None:
+        pause = self._interval()
+        while self._kept:
+            await asyncio.sleep(min(pause, max(0.01, self._first_deadline() - self._clock())))
+            self._lose_overdue()
+            if not self._kept:
+                break
+            pause = self._interval()
+            try:
+                await self.renew(self._kept.values())
+            except grpc.aio.AioRpcError as error:
+                _log.warning("leases were not renewed: %s: %s", error.code().name, error.details())
+                pause /= 4
+        self._renewer = None
+
+    def _interval(self) -> float:
+        return min((lease.length_seconds for lease in self._kept.values()), default=1.0) * RENEW_SHARE
+
+    def _first_deadline(self) -> float:
+        return min(lease.deadline for lease in self._kept.values())
+
+    def _lose_overdue(self) -> None:
+        for lease in [lease for lease in self._kept.values() if self._clock() >= lease.deadline]:
+            self._lose(lease, "ran out")
+
+    def _lose(self, lease: Lease, how: str) -> None:
+        if lease.is_committing or self._kept.pop(lease.ticket, None) is None:
+            return
+        lease.on_lost(Unavailable(f"the lease at decode worker {lease.pairing.worker_id} {how}"))
+
+    async def _release(self, lease: Lease) -> None:
+        """Until the decode worker has heard it: a ticket sent to by shm keeps its pages withheld there until then."""
+        request = decode_pb2.ReleaseRequest(ticket=lease.ticket, drained=True)
+        give_up, pause = self._clock() + RELEASE_PATIENCE_SECONDS, 0.05
+        while not lease.pairing.is_gone:
+            try:
+                await self._stub.Release(request, timeout=RELEASE_SECONDS)
+                return
+            except grpc.aio.AioRpcError as error:
+                if self._clock() >= give_up:
+                    _log.warning("ticket %s was not released, closing the pairing: %s", lease.ticket, error.details())
+                    lease.pairing.retire()
+                    return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RELEASE_SECONDS)

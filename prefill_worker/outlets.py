@@ -1,0 +1,59 @@
+"""Outlets: where the engine thread puts complete pages, by transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.engine.handle import Emit
+from common.errors import Unavailable
+from common.handoff.base import page_checksum
+from common.handoff.shm_sender import ShmSender
+from prefill_worker.commands import OpenPool
+from prefill_worker.events import Page, PagesReady
+from prefill_worker.job import Job
+
+
+class Outlets:
+    """Engine thread only. shm: copies pages into the decode worker's mapped pool; grpc: announces them to the event loop."""
+
+    def __init__(self, *, page_view: Callable[[int], memoryview], emit: Emit, clock: Callable[[], float]) -> None:
+        """page_view: the bytes of one of this worker's pages."""
+        self._page_view = page_view
+        self._emit = emit
+        self._clock = clock
+        self._mapped: dict[str, ShmSender] = {}
+
+    def open(self, command: OpenPool) -> None:
+        sender = ShmSender(command.descriptor, pool_bytes=command.pool_bytes, page_bytes=command.page_bytes)
+        self._mapped[command.pair_id] = sender
+
+    def close(self, pair_id: str) -> None:
+        if (sender := self._mapped.pop(pair_id, None)) is not None:
+            sender.close()
+
+    def close_all(self) -> None:
+        for pair_id in list(self._mapped):
+            self.close(pair_id)
+
+    def put(self, job: Job, pages: list[Page]) -> None:
+        """Sends complete pages on. Raises Unavailable when the lease is over or the pool is not mapped (any more)."""
+        assert job.destination is not None
+        if not pages:
+            return
+        if job.destination.transport == "grpc":
+            self._emit(PagesReady(job.key, tuple(pages)))
+            return
+        sender = self._mapped.get(job.destination.pair_id)
+        if sender is None:
+            raise Unavailable("the decode worker's pool is not mapped any more")
+        for page in pages:
+            self._copy(job, page, sender)
+
+    def _copy(self, job: Job, page: Page, sender: ShmSender) -> None:
+        assert job.destination is not None
+        if self._clock() >= job.deadline:  # Not even one page late: the decode worker may give the page to somebody else.
+            raise Unavailable("the decode worker's lease ran out during the copy")
+        source = self._page_view(page.page_id)
+        sender.write(job.destination.page_ids[page.page_index], source)
+        if job.destination.verify:
+            job.page_crc32.append(page_checksum(source))

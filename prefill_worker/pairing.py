@@ -1,0 +1,149 @@
+"""Pairing: what was agreed with one decode worker at first contact, and the scope of its shm mapping."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import grpc
+
+from common.engine.handle import EngineHandle
+from common.errors import FailedPrecondition, PdserveError, Unavailable
+from common.handoff.base import Transport
+from common.handoff.choose import ShmLink, TransportMode, choose
+from common.rpc.channels import error_of
+from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
+from common.wire import compatibility_to_pb
+from common.work import Compatibility
+from prefill_worker.commands import ClosePool, OpenPool
+
+PAIR_SECONDS: Final = 5.0
+"""How long a decode worker may take to answer Pair."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How this worker hands over.
+
+    worker_id, compatibility, page_bytes: its own. transport: what --transport says. verify: checksums in each Commit.
+    transfer_timeout: longest stall of a transfer, and longest wait for Commit to be answered.
+    """
+
+    worker_id: str
+    compatibility: Compatibility
+    page_bytes: int
+    transport: TransportMode = "auto"
+    verify: bool = False
+    transfer_timeout: timedelta = timedelta(seconds=20)
+
+
+class PairingRefused(FailedPrecondition):
+    """The two workers cannot work together; another attempt with the same pair ends the same way."""
+
+
+class Pairing:
+    """Event loop only. Its mapping is closed once it is retired and nobody holds it: the decode worker sees the connection end
+    and knows that no late write of this pairing is possible (which frees whatever it still withholds for it)."""
+
+    def __init__(
+        self,
+        *,
+        pair_id: str,
+        worker_id: str,
+        transport: Transport,
+        link: ShmLink | None,
+        engine: EngineHandle,
+        on_gone: Callable[[Pairing], None],
+    ) -> None:
+        """on_gone: called once if the decode worker closes the shm connection, so has ended."""
+        self.pair_id = pair_id
+        self.worker_id = worker_id
+        self.transport = transport
+        self.is_gone = False
+        self.is_retired = False
+        self._link = link
+        self._engine = engine
+        self._holders = 0
+        self._closing: asyncio.Task[None] | None = None
+        self._tell_gone = on_gone
+        if link is not None:
+            link.watch(self._on_gone)
+
+    def hold(self) -> None:
+        """Keeps the mapping open until let_go."""
+        self._holders += 1
+
+    def let_go(self) -> None:
+        self._holders -= 1
+        assert self._holders >= 0, f"pairing {self.pair_id} was let go too often"
+        self._close_if_unused()
+
+    def retire(self) -> None:
+        """No new reservation uses it. Idempotent."""
+        self.is_retired = True
+        self._close_if_unused()
+
+    async def closed(self) -> None:
+        """Waits for the mapping of a retired pairing to be closed."""
+        if self._closing is not None:
+            await self._closing
+
+    def _on_gone(self) -> None:
+        self.is_gone = True
+        self._tell_gone(self)
+
+    def _close_if_unused(self) -> None:
+        if self.is_retired and self._holders == 0 and self._closing is None and self._link is not None:
+            self._closing = asyncio.create_task(self._close(self._link), name=f"close pairing {self.pair_id}")
+
+    async def _close(self, link: ShmLink) -> None:
+        with suppress(Unavailable):  # An engine that has ended has unmapped everything.
+            await self._engine.call(ClosePool(self.pair_id))
+        link.close()
+
+
+async def open_pairing(
+    stub: decode_pb2_grpc.DecodeServiceStub, *, terms: Terms, engine: EngineHandle, on_gone: Callable[[Pairing], None]
+) -> Pairing:
+    """Introduces this worker and opens the transport. Raises PairingRefused, or what the call failed with."""
+    request = decode_pb2.PairRequest(prefill_worker=terms.worker_id, compatibility=compatibility_to_pb(terms.compatibility))
+    try:
+        response = await stub.Pair(request, timeout=PAIR_SECONDS)
+        if response.page_bytes != terms.page_bytes:
+            raise FailedPrecondition(f"page_bytes differs: {response.page_bytes} there, {terms.page_bytes} here")
+        transport, link = await choose(terms.transport, shm_socket=response.shm_socket, pair_id=response.pair_id)
+        if link is not None:
+            await _map(link, response.pair_id, terms=terms, engine=engine)
+    except grpc.aio.AioRpcError as error:
+        raise _refused(error_of(error)) from None
+    except PdserveError as error:
+        raise _refused(error) from None
+    _log.info("paired with decode worker %s, transport %s", response.decode_worker, transport)
+    return Pairing(
+        pair_id=response.pair_id,
+        worker_id=response.decode_worker,
+        transport=transport,
+        link=link,
+        engine=engine,
+        on_gone=on_gone,
+    )
+
+
+def _refused(error: PdserveError) -> PdserveError:
+    return PairingRefused(str(error)) if isinstance(error, FailedPrecondition) else error
+
+
+async def _map(link: ShmLink, pair_id: str, *, terms: Terms, engine: EngineHandle) -> None:
+    try:
+        await engine.call(OpenPool(pair_id, link.descriptor, link.pool_bytes, terms.page_bytes))
+    except BaseException:
+        link.close()
+        raise
+    link.close_descriptor()

@@ -1,0 +1,186 @@
+"""The prefill worker process: its parts put together, and its staged end.
+
+Start: server listening (health: NOT_SERVING) -> model loaded in the engine's thread -> SERVING, registered with the routers.
+End:   health NOT_SERVING, load says draining -> requests get `grace` -> the rest end retryably -> closed -> exit 0.
+       An engine that dies ends the process at once with exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+from common.address import Address
+from common.config import describe
+from common.engine.handle import Emit, EngineHandle, ThreadEngine
+from common.engine.runner import EngineConfig, ModelRunner, page_bytes
+from common.errors import StartError, Unavailable
+from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
+from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
+from common.rpc.health import Health
+from common.rpc.process import Stop
+from common.rpc.registration import Registration
+from common.rpc.server import bind, make_server
+from common.work import Compatibility, WorkerProfile
+from prefill_worker.config import Config
+from prefill_worker.core import PrefillCore
+from prefill_worker.servicer import PrefillServicer
+from prefill_worker.worker import PrefillWorker
+
+VERSION: Final = "0.1.0"
+SERVICE: Final = "pdserve.v1.PrefillService"
+LAST_WORDS_SECONDS: Final = 1.0
+"""For what is still to be sent to routers at the end."""
+
+log = logging.getLogger(__name__)
+
+
+class PrefillServer:
+    """Everything in one prefill worker process."""
+
+    def __init__(self, config: Config, *, pool_pages: int) -> None:
+        self._config = config
+        self._pool_pages = pool_pages
+        self._drain_asked = asyncio.Event()
+        self._grace = config.grace
+        self._address: Address
+        self._registration: asyncio.Task[None] | None = None
+        self.worker = PrefillWorker(
+            f"prefill-{secrets.token_hex(4)}",
+            make_engine=self._make_engine,
+            transport=config.transport,
+            verify=config.verify_handoff,
+            transfer_timeout=config.transfer_timeout,
+            max_requests=config.max_requests,
+        )
+        self._server = make_server()
+        self._health = Health(self._server, (SERVICE,))
+        self._servicer = PrefillServicer(self.worker, longest=config.request_timeout)
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server)
+
+    async def listen(self) -> Address:
+        """Raises StartError. From now on health answers; the service does once load() has returned."""
+        self._address = await bind(self._server, self._config.listen)
+        await self._server.start()
+        return self._address
+
+    async def load(self) -> None:
+        """Loads the model and joins the routers. Raises StartError."""
+        compatibility = await self.worker.start()
+        self._health.set(SERVICE, True)
+        registration = Registration(
+            routers=self._config.router,
+            profile=self._profile(compatibility),
+            load=self.worker.load,
+            on_drain=self._on_drain,
+        )
+        self._registration = asyncio.create_task(registration.run(), name="registration")
+        self._tell_routers: Callable[[], None] = registration.changed
+
+    async def ended(self, stop: Stop) -> int:
+        """Waits for a reason to end, ends, and returns the exit code."""
+        asked: list[asyncio.Future[Any]] = [asyncio.create_task(event.wait()) for event in (stop.requested, self._drain_asked)]
+        await asyncio.wait([*asked, self.worker.died], return_when=asyncio.FIRST_COMPLETED)
+        for task in asked:
+            task.cancel()
+        if not self.worker.died.done():
+            await self._drain_or_death()
+        return await self.close()
+
+    async def close(self) -> int:
+        """Ends the sessions and closes everything; returns the exit code."""
+        died = self.worker.died
+        failure = died.exception() or died.result() if died.done() else None
+        if failure is not None:
+            log.critical("the engine has died", exc_info=failure)
+        await self._servicer.end_sessions(
+            Unavailable(f"prefill worker {self.worker.worker_id} has ended"), flush_seconds=LAST_WORDS_SECONDS
+        )
+        if self._registration is not None:
+            self._registration.cancel()
+            await asyncio.gather(self._registration, return_exceptions=True)
+        self._health.shutdown()
+        await self.worker.close()
+        await self._server.stop(grace=0.5)
+        return 0 if failure is None else 1
+
+    async def _drain_or_death(self) -> None:
+        log.info("draining for at most %g s", self._grace.total_seconds())
+        self._health.set(SERVICE, False)
+        draining: asyncio.Future[Any] = asyncio.create_task(self.worker.drain(grace_seconds=self._grace.total_seconds()))
+        await asyncio.sleep(0)  # Lets it begin, so that the load told next says so.
+        self._tell_routers()
+        await asyncio.wait([draining, self.worker.died], return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+
+    def _on_drain(self, grace: timedelta) -> None:
+        """A router wants this worker to go."""
+        log.info("a router asked this worker to go within %g s", grace.total_seconds())
+        self._grace = grace
+        self._drain_asked.set()
+
+    def _profile(self, compatibility: Compatibility) -> WorkerProfile:
+        return WorkerProfile(
+            worker_id=self.worker.worker_id,
+            role="prefill",
+            address=str(self._config.advertise or self._address),
+            compatibility=compatibility,
+            device=self._config.device,
+            total_pages=self._pool_pages,
+            max_running=self._config.max_running,
+            version=VERSION,
+        )
+
+    def _make_engine(self, on_event: Callable[[Any], None]) -> EngineHandle:
+        return ThreadEngine(lambda emit: build_core(self._config, pool_pages=self._pool_pages, emit=emit), on_event=on_event)
+
+
+def build_core(config: Config, *, pool_pages: int, emit: Emit) -> PrefillCore:
+    """Loads the model, in the thread that will run it. Raises StartError."""
+    engine = EngineConfig(
+        model=config.model,
+        device=config.device,
+        dtype=config.dtype,
+        page_size=config.page_size,
+        pool_pages=pool_pages,
+        max_context=config.max_context,
+        table_rows=config.max_running,
+        threads=config.threads,
+        load_format=config.load_format,
+    )
+    runner = ModelRunner.load(engine, progress=lambda line: log.info("%s", line))
+    return PrefillCore(runner, emit=emit, max_running=config.max_running, chunk_tokens=config.chunk_tokens)
+
+
+def pool_pages_of(config: Config) -> int:
+    """How many pages the pool gets. Raises StartError if not even one fits."""
+    if config.pool_pages is not None:
+        return config.pool_pages
+    each = page_bytes(config.model, page_size=config.page_size, dtype=config.dtype)
+    pages = (config.pool_memory_mb << 20) // each
+    if pages < 1:
+        raise StartError(f"--pool-memory-mb {config.pool_memory_mb} does not hold one page of {each} bytes")
+    return pages
+
+
+async def serve(config: Config, stop: Stop) -> int:
+    """The process's main: from start to exit code."""
+    log.info("prefill worker %s: %s", VERSION, describe(config))
+    metrics_port = start_metrics_server(config.metrics_port)
+    server = PrefillServer(config, pool_pages=pool_pages_of(config))
+    register_page_gauges(server.worker.pages)
+    register_load_gauges(server.worker.load)
+    address = await server.listen()
+    log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
+    loading = asyncio.create_task(server.load())
+    stopping = asyncio.create_task(stop.requested.wait())
+    await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        return 0  # Asked to stop while the model was loading: nothing was begun.
+    await loading
+    print(f"prefill worker ready on {address}", flush=True)
+    return await server.ended(stop)

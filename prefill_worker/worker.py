@@ -1,0 +1,123 @@
+"""PrefillWorker: the event loop's half of a prefill worker. It owns what talks to peers; the engine owns the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from common.engine.handle import EngineHandle
+from common.errors import Unavailable
+from common.handoff.choose import TransportMode
+from common.work import Compatibility, PageCounts, WorkerLoad
+from prefill_worker.commands import Check, FlushPrefixCache
+from prefill_worker.events import Stats
+from prefill_worker.journey import Tools
+from prefill_worker.journeys import Journeys
+from prefill_worker.pairing import Terms
+from prefill_worker.peers import Peers
+
+MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
+CLEAN_UP_SECONDS = 5.0
+"""How long requests that were ended may take to give everything back."""
+
+
+class PrefillWorker:
+    """Event loop only. Before start() has returned, every request is answered with Unavailable."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        *,
+        make_engine: MakeEngine,
+        transport: TransportMode,
+        verify: bool,
+        transfer_timeout: timedelta,
+        max_requests: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """make_engine(on_event): an engine whose core is a PrefillCore. Call within the running loop."""
+        self.worker_id = worker_id
+        self.clock = clock
+        self.is_draining = False
+        self._engine = make_engine(self._on_event)
+        self._transport: TransportMode = transport
+        self._verify = verify
+        self._transfer_timeout = transfer_timeout
+        self._max_requests = max_requests
+        self._peers: Peers | None = None
+        self._journeys: Journeys | None = None
+        self._stats = Stats(0, 0, 0, PageCounts(0, 0, 0, 0, 0))
+
+    async def start(self) -> Compatibility:
+        """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
+        core = await self._engine.start()
+        terms = Terms(
+            worker_id=self.worker_id,
+            compatibility=core.compatibility,
+            page_bytes=core.page_bytes,
+            transport=self._transport,
+            verify=self._verify,
+            transfer_timeout=self._transfer_timeout,
+        )
+        self._peers = Peers(terms=terms, engine=self._engine, clock=self.clock)
+        tools = Tools(
+            engine=self._engine,
+            peer_at=self._peers.at,
+            read_page=core.page_view,
+            clock=self.clock,
+            verify=self._verify,
+        )
+        self._journeys = Journeys(tools=tools, max_requests=self._max_requests)
+        compatibility: Compatibility = core.compatibility
+        return compatibility
+
+    @property
+    def died(self) -> asyncio.Future[BaseException | None]:
+        return self._engine.died
+
+    @property
+    def journeys(self) -> Journeys:
+        """Raises Unavailable while nobody can be served yet."""
+        if self._journeys is None:
+            raise Unavailable("the model is still being loaded")
+        return self._journeys
+
+    def load(self) -> WorkerLoad:
+        stats = self._stats
+        return WorkerLoad(stats.running, stats.waiting, stats.queued_tokens, stats.pages, draining=self.is_draining)
+
+    def pages(self) -> PageCounts:
+        return self._stats.pages
+
+    async def flush_prefix_cache(self) -> int:
+        """Pages dropped."""
+        pages: int = await self._engine.call(FlushPrefixCache())
+        return pages
+
+    async def check(self) -> PageCounts:
+        """Every page has exactly one owner, or the engine ends."""
+        counts: PageCounts = await self._engine.call(Check())
+        return counts
+
+    async def drain(self, *, grace_seconds: float) -> None:
+        """Takes nothing new, lets what is here finish for so long, then ends the rest, for its routers to try elsewhere."""
+        self.is_draining = True
+        if self._journeys is None:
+            return
+        if not await self._journeys.all_done(timeout_seconds=grace_seconds):
+            self._journeys.end_all(Unavailable(f"prefill worker {self.worker_id} is shutting down"))
+            await self._journeys.all_done(timeout_seconds=CLEAN_UP_SECONDS)
+
+    async def close(self) -> None:
+        if self._peers is not None:
+            await self._peers.close()
+        await self._engine.close()
+
+    def _on_event(self, event: Any) -> None:
+        if isinstance(event, Stats):
+            self._stats = event
+        elif self._journeys is not None:
+            self._journeys.on_event(event)
