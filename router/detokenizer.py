@@ -6,19 +6,23 @@ are held until they do or until the end.
 
 Byte-level tokenizers hold an incomplete character, three bytes at most. With sentencepiece byte fallback a run of byte tokens
 is held until another token ends it, because one invalid byte turns every byte of the run into U+FFFD. Any other decoder is
-asked for the text of a short window of tokens, once without and once with the new ones.
+asked for the text of a short window of tokens, once without and once with the new ones; text that the new ones may still
+change (it ends in U+FFFD, or what is out already would read differently) is held for MAX_UNDECIDED tokens at most. The equality
+then holds for decoders whose text depends on the token before, which is all of those in use.
 """
 
 from __future__ import annotations
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Protocol
 
 from router.pieces import PieceTable
 from router.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
+MAX_UNDECIDED = 64
 
 
 class Detokenizer(Protocol):
@@ -56,8 +60,7 @@ class ByteDetokenizer:
         if isinstance(piece, str):
             if not self._held:
                 return piece
-            self._held = b""  # a whole character follows: the held bytes never become one
-            return REPLACEMENT + piece
+            return self.flush() + piece  # a whole character follows: the held bytes never become one
         data = self._held + piece
         text, used = utf_8_decode(data, "replace", False)
         self._held = data[used:]
@@ -120,21 +123,19 @@ class WindowDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         visible = [i for i in ids if self._tokenizer.is_visible(i, include_special=self._include_special)]
-        return self._take(final=False) if self._extend(visible) else ""
+        self._window += visible
+        return self._take(final=False) if visible else ""
 
     def flush(self) -> str:
         return self._take(final=True)
 
-    def _extend(self, visible: list[int]) -> bool:
-        self._window += visible
-        return bool(visible)
-
     def _take(self, *, final: bool) -> str:
         before = self._tokenizer.decode(self._window[: self._emitted], include_special=True)
         now = self._tokenizer.decode(self._window, include_special=True)
-        if not final and (now.endswith(REPLACEMENT) or not now.startswith(before)):
+        undecided = now.endswith(REPLACEMENT) or not now.startswith(before)
+        if undecided and not final and len(self._window) - self._emitted < MAX_UNDECIDED:
             return ""
-        text = now[len(before) :]
+        text = now[len(commonprefix([before, now])) :]
         self._window = self._window[self._emitted :]
         self._emitted = len(self._window)
         return text

@@ -32,12 +32,13 @@ class StopStrings:
         self._longest_hold = max(map(len, stops)) - 1
         self._held = ""
 
-    def push(self, text: str) -> StopResult:
+    def push(self, text: str, *, may_end: bool = True) -> StopResult:
+        """may_end: False lets a stop string that text completes pass as plain text."""
         held = self._held
         if not held and not self._search_start(text):
             return StopResult(text, None)
         text = held + text
-        found = self._first_complete(text, len(held))
+        found = self._first_complete(text, len(held)) if may_end else None
         if found is not None:
             start, stop = found
             self._held = ""
@@ -52,7 +53,7 @@ class StopStrings:
         return held
 
     def _first_complete(self, text: str, seen: int) -> tuple[int, str] | None:
-        """Earliest end, then earliest start. The first seen characters hold no complete stop string."""
+        """Earliest end, then earliest start. Only stop strings that end after the first seen characters count."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = text.find(stop, max(0, seen - len(stop) + 1))

@@ -1,8 +1,8 @@
 """One completion's tokens to the text a client sees: detokenizer, then stop strings.
 
 Which tokens count: all up to and including the one whose text completes a stop string; later ones are dropped. A token that
-ends the completion with STOP (an end or stop token) counts and adds no text. Stop strings are looked for from the text of
-token number min_tokens on, so that none can end a completion before it has that many.
+ends the completion with STOP (an end or stop token) counts and adds no text. A stop string that is complete before the
+completion has min_tokens tokens is plain text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._detokenizer = None if ids_only else make_detokenizer(tokenizer, include_special=include_special)
         self._stops = StopStrings(stop, include=include_stop) if stop and not ids_only else None
-        self._tokens_before_stops = max(0, min_tokens - 1)
+        self._min_tokens = min_tokens
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, request: ValidRequest) -> TextStream:
@@ -111,9 +111,7 @@ class TextStream:
         text = "" if token.finish is FinishReason.STOP else self._detokenizer.push((token.token_id,))
         if token.finish is not None:
             text += self._detokenizer.flush()
-        if token.index < self._tokens_before_stops:
-            return text, None
-        text, matched = stops.push(text)
+        text, matched = stops.push(text, may_end=token.index + 1 >= self._min_tokens)
         if token.finish is not None and matched is None:
             text += stops.flush()
         return text, matched
