@@ -32,7 +32,7 @@ def check_commit(ticket: Ticket, command: Commit) -> None:
     if len(command.first_tokens) != req.n:
         raise InvalidRequest("first_tokens", f"must be {req.n}, one per completion", len(command.first_tokens))
     for key, token in zip(ticket.keys, command.first_tokens, strict=True):
-        if token.key != key or token.index != req.num_output:
+        if token.key[1:] != key[1:] or token.index != req.num_output:  # A token names no epoch on the wire.
             raise InvalidRequest("first_tokens", f"must be token {req.num_output} of work {key}", f"{token.index} of {token.key}")
     if command.pages_sent != len(ticket.page_ids):
         raise FailedPrecondition(f"pages are missing: {command.pages_sent} of {len(ticket.page_ids)} sent")

@@ -29,8 +29,8 @@ class Reserve:
     """Wait for pages for a prompt. The engine owns req from now on. Reply: Granted, deferred until it is its turn.
 
     Raises Unavailable (no session with that router, or draining), Aborted (the key was cancelled, or is while it waits),
-    AlreadyExists (the key has a ticket or runs), InvalidRequest or OutOfRange (it never will fit), FailedPrecondition (the pairing
-    ended while it waited).
+    AlreadyExists (the key has a ticket or runs), InvalidRequest or OutOfRange (it never will fit), FailedPrecondition (the
+    pairing ended while it waited).
     """
 
     req: Req
@@ -60,8 +60,9 @@ class Renew:
 class Commit:
     """All KV is there (with grpc the caller has seen to it). Reply: None, and None again for a while after.
 
-    Raises InvalidRequest (first_tokens do not fit the ticket), FailedPrecondition (pages are missing), DataLoss (a checksum differs;
-    the ticket has ended), Aborted (the ticket had ended: says why), NotFound.
+    first_tokens: their keys' epochs do not count, for a token names none on the wire. Raises InvalidRequest (first_tokens do
+    not fit the ticket), FailedPrecondition (pages are missing), DataLoss (a checksum differs; the ticket has ended), Aborted
+    (the ticket had ended: says why), NotFound.
     """
 
     ticket: str
@@ -111,7 +112,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Drain:
-    """Take no more Reserves and turn away those in line; what has pages goes on."""
+    """Take no more Reserves and turn away those in line; what has pages goes on. Reply: None, once nothing is left."""
 
 
 @dataclass(frozen=True)

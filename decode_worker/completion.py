@@ -22,7 +22,8 @@ from decode_worker.ticket import Ticket
 
 
 class Completion(Stateful):
-    """req.cache_handle is locked. own: pages after the handle's. repeat: the first token, until it went out with the first step's."""
+    """req.cache_handle is locked. own: pages after the handle's. repeat: the first token, until it went out with the first
+    step's."""
 
     def __init__(self, req: Req, own: list[int], repeat: TokenOut, *, page_size: int) -> None:
         super().__init__(State.COMMITTED)

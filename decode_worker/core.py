@@ -2,16 +2,16 @@
 
 A request's life here (decode_worker/states.py; a ticket stands for all n completions of one prompt):
 
-1. Reserved    A prefill worker asked for pages. In line by (-priority, uid, epoch); nobody overtakes, and nobody is served while a
-               running request lacks a page. No lease yet: the caller's deadline bounds the wait, abandon() ends it.
+1. Reserved    A prefill worker asked for pages. In line by (-priority, uid, epoch); nobody overtakes, and nobody is served while
+               a running request lacks a page. No lease yet: the caller's deadline bounds the wait, abandon() ends it.
 2. Receiving   Pages granted; the sender fills them; the lease runs. Ends by Commit, or without: Release, Cancel, lease over,
                session closed, sender gone, checksum wrong. Then pages that a copy may still write to are quarantined.
 3. Committed   All KV is here. Whole prompt pages are in the prefix cache, locked per completion. Waits for a place in the batch.
 4. Running     One token a step. Out of pages, the youngest is retracted to its router; the oldest only skips steps.
 5. Done        Its whole pages are prefix cache, the rest is free.
 
-A captured graph is a Runner like any other, and a worker that prefills prompts itself would fill a ticket's pages by its own Runner
-instead of granting them to a sender: neither changes these states.
+A captured graph is a Runner like any other, and a worker that prefills prompts itself would fill a ticket's pages by its own
+Runner instead of granting them to a sender: neither changes these states.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from datetime import timedelta
 from typing import Any, assert_never
 
 from common.core import WorkKey
-from common.engine.handle import DEFERRED, Emit
+from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, Unavailable
@@ -71,6 +71,7 @@ class DecodeCore:
         self._decoding = Decoding(runner, self._pool, max_running=max_running, emit=emit)
         self._sessions: set[int] = set()
         self._draining = False
+        self._drain_call: int | None = None
         self._was_busy = False
         self._reported: Stats | None = None
 
@@ -82,6 +83,8 @@ class DecodeCore:
             self._settle()
 
     def abandon(self, call_id: int) -> None:
+        if call_id == self._drain_call:
+            self._drain_call = None
         self._tickets.abandon(call_id, now=self._clock())
         self._decoding.wake()
         self._settle()
@@ -129,7 +132,7 @@ class DecodeCore:
             case commands.Check():
                 return self._check()
             case commands.Drain():
-                return self._drain()
+                return self._drain(call_id)
             case commands.HandBack():
                 return self._hand_back(now)
             case _:
@@ -157,12 +160,15 @@ class DecodeCore:
             if completion.req.router_epoch == router_epoch:
                 self._decoding.drop(completion)
 
-    def _drain(self) -> None:
+    def _drain(self, call_id: int | None) -> object:
         self._draining = True
+        self._drain_call = call_id
         self._tickets.turn_away(Unavailable("this decode worker is draining"))
+        return DEFERRED
 
     def _hand_back(self, now: float) -> None:
-        self._drain()
+        self._draining = True
+        self._tickets.turn_away(Unavailable("this decode worker is stopping"))
         self._tickets.fail_all(Unavailable("this decode worker is stopping"), now=now)
         for completion in self._decoding:
             self._decoding.retract(completion)
@@ -175,6 +181,9 @@ class DecodeCore:
         if self._was_busy and not is_busy:
             self._check()
         self._was_busy = is_busy
+        if self._drain_call is not None and not is_busy:
+            self._emit(Reply(self._drain_call))
+            self._drain_call = None
 
     def _check(self) -> PageCounts:
         """Raises AssertionError, which ends the engine, if a page was lost or has two owners."""

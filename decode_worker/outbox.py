@@ -27,7 +27,7 @@ class Outbox:
         self._filled = asyncio.Event()
 
     def __len__(self) -> int:
-        """Tokens and other messages in it."""
+        """Tokens and other messages not yet written."""
         return self._pending
 
     def put_tokens(self, tokens: tuple[TokenOut, ...]) -> None:
@@ -45,13 +45,16 @@ class Outbox:
         self._messages.append(message)
 
     async def get(self) -> Message:
-        """The next message; waits for one."""
+        """The next message; waits for one. It counts as pending until written() says otherwise."""
         await self._filled.wait()
         message = self._messages.popleft()
-        self._pending -= len(message) if isinstance(message, list) else 1
         if not self._messages:
             self._filled.clear()
         return message
+
+    def written(self, message: Message) -> None:
+        """What get() gave is on its way."""
+        self._pending -= len(message) if isinstance(message, list) else 1
 
     def _reserve(self, count: int) -> None:
         if self._pending + count > self._max_pending:

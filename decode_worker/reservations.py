@@ -94,7 +94,8 @@ class Reservations:
             self._emit(TicketClosed(ticket.name, ""))
 
     def end(self, ticket: Ticket, error: PdserveError, *, drained: bool = False) -> None:
-        """Gives its pages back; one that a copy may still write to is quarantined. A Reserve still waiting is answered with error.
+        """Gives its pages back; one that a copy may still write to is quarantined. A Reserve still waiting is answered with
+        error.
 
         drained: no write of the sender is under way or will follow. With grpc this worker itself writes, so that does not count.
         """

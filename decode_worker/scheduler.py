@@ -42,9 +42,9 @@ def plan(running: Sequence[C], committed: Sequence[C], *, max_running: int, avai
     """The next step.
 
     running, committed: each in order; the first of the committed join while the batch has places. available: pages to be had.
-    The oldest is served first. When it lacks a page, the youngest of all gives way, which may be the one that lacks it. The oldest
-    never gives way, so that somebody always advances: without a page it waits until one comes (from a ticket that is still being
-    filled, or from quarantine).
+    The oldest is served first. When it lacks a page, the youngest of all gives way, which may be the one that lacks it. The
+    oldest never gives way, so that somebody always advances: without a page it waits until one comes (from a ticket that is
+    still being filled, or from quarantine).
     """
     everybody = sorted([*running, *committed], key=lambda completion: completion.order)
     taking_part = sorted([*running, *committed[: max_running - len(running)]], key=lambda completion: completion.order)

@@ -1,10 +1,11 @@
-"""Sessions: the routers that are connected. The engine takes work of these only, and drops a router's work when its session ends."""
+"""Sessions: the routers that are connected. The engine takes only their work, and drops it when the session ends."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from common.core import WorkKey
 from common.errors import Aborted, PdserveError
@@ -35,12 +36,10 @@ class Session:
         write: Callable[[Message], Awaitable[None]],
     ) -> None:
         """Until the router closes its side, or raising why not: a broken stream, or what end() was told."""
-        sides: list[asyncio.Future[None]] = [
-            asyncio.ensure_future(_read(cancels, on_cancel)),
-            asyncio.ensure_future(_write(self.outbox, write)),
-        ]
+        sides = [asyncio.create_task(_read(cancels, on_cancel)), asyncio.create_task(_write(self.outbox, write))]
         try:
-            await asyncio.wait([*sides, self.ended], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [*sides, self.ended]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self.ended.done():
                 raise self.ended.result()
             for side in sides:
@@ -102,7 +101,7 @@ class Sessions:
             self._close(session, error)
 
     def are_delivered(self) -> bool:
-        """Nothing waits in any outbox."""
+        """Every router has been sent everything."""
         return not any(len(session.outbox) for session in self._by_epoch.values())
 
     def _close(self, session: Session, error: PdserveError) -> None:
@@ -119,4 +118,6 @@ async def _read(cancels: AsyncIterator[WorkKey], on_cancel: Callable[[WorkKey], 
 
 async def _write(outbox: Outbox, write: Callable[[Message], Awaitable[None]]) -> None:
     while True:
-        await write(await outbox.get())
+        message = await outbox.get()
+        await write(message)
+        outbox.written(message)

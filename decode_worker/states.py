@@ -1,6 +1,7 @@
 """The states of a request on a decode worker, one table of moves and one door.
 
-RESERVED and RECEIVING belong to a ticket, which stands for all n completions of a prompt; COMMITTED and RUNNING to each completion.
+RESERVED and RECEIVING belong to a ticket, which stands for all n completions of a prompt; COMMITTED and RUNNING to each
+completion.
 """
 
 from __future__ import annotations

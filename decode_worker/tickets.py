@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 
 from common.core import Req, WorkKey
@@ -92,9 +93,9 @@ class Tickets:
             self._end(ticket, error, now=now, drained=True)
             raise
         firsts = [
-            (which, token)
-            for which, token in enumerate(command.first_tokens)
-            if token.finish is None and token.key not in ticket.cancelled
+            (which, replace(token, key=key))
+            for which, (key, token) in enumerate(zip(ticket.keys, command.first_tokens, strict=True))
+            if token.finish is None and key not in ticket.cancelled
         ]
         self._reservations.take(ticket)
         self._committed.put(ticket.name, None, now=now)
@@ -162,8 +163,8 @@ class Tickets:
         self._ended.forget_old(now)
 
     def _fail(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:
-        """Ends a ticket and tells its router, which might wait for long to learn it from a paused or vanished sender. A Reserve in
-        line gets the error itself and may try again."""
+        """Ends a ticket and tells its router, which might wait for long to learn it from a paused or vanished sender. A
+        Reserve in line gets the error itself and may try again."""
         if ticket.state is State.RECEIVING:
             for key in ticket.live_keys:
                 self._emit(Failed(WorkFailure.of(key, Unavailable(str(error)), retryable=True)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from common.core import Req
@@ -16,10 +17,12 @@ from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
+from decode_worker.core import DecodeCore
 from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
+LAST_WORDS_POLLS = 100
 log = logging.getLogger(__name__)
 
 
@@ -38,14 +41,13 @@ class DecodeWorker:
         self._offer_shm = offer_shm
         self._pairs = Pairs(is_connected=self._shm.is_connected)
         self._stats = events.Stats(0, 0, PageCounts(memory.num_pages, 0, 0, 0, memory.num_pages))
-        self._idle = asyncio.Event()
         self._draining = False
 
     async def start(self) -> Compatibility:
         """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
         if self._offer_shm:
             self._shm.start()
-        core = await self._engine.start()
+        core: DecodeCore = await self._engine.start()
         self._compatibility = core.compatibility
         return core.compatibility
 
@@ -114,23 +116,22 @@ class DecodeWorker:
 
     # Leaving.
 
-    async def drain(self, grace_seconds: float) -> None:
-        """Takes nothing new, lets what runs finish for so long, then hands the rest back to its routers."""
+    async def drain(self, grace: timedelta, on_change: Callable[[], None]) -> None:
+        """Takes nothing new, lets what has pages finish for so long, then hands the rest back to its routers; returns when every
+        router has been told everything, or does not read. on_change: called once load() says draining."""
         self._draining = True
-        self._engine.post(commands.Drain())
+        on_change()
         try:
-            async with asyncio.timeout(grace_seconds):
-                await self._wait_until_idle()
+            async with asyncio.timeout(grace.total_seconds()):
+                await self._engine.call(commands.Drain())
         except TimeoutError:
             log.warning("%d running and %d waiting requests go back to their routers", self._stats.running, self._stats.waiting)
-            self._engine.post(commands.HandBack())
-
-    async def _wait_until_idle(self) -> None:
-        # Asked after Drain, so that the answer is not older than it.
-        await self.check()
-        while self._stats.running + self._stats.waiting:
-            self._idle.clear()
-            await self._idle.wait()
+            await self._engine.call(commands.HandBack())
+        for _ in range(LAST_WORDS_POLLS):
+            if self.sessions.are_delivered():
+                break
+            await asyncio.sleep(0.01)
+        self.sessions.end_all(Unavailable("this decode worker is stopping"))
 
     async def close(self) -> None:
         await self._engine.close()
@@ -150,8 +151,6 @@ class DecodeWorker:
                 self._engine.post(commands.Drained(event.ticket))
             case events.Stats():
                 self._stats = event
-                if event.running + event.waiting == 0:
-                    self._idle.set()
             case _:
                 raise AssertionError(f"unknown event {event!r}")
 

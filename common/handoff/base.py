@@ -10,8 +10,9 @@ prefix_len is a multiple of page_size; input_len counts input_ids (the prompt, a
 page the sender sends all page_bytes, of a partly filled one too: a page is one contiguous block over all layers, so its filled
 part is not contiguous. Growth pages are the receiver's own business and are not among page_ids.
 
-grpc: HandoffService.Push carries KvFrames; page_index is the place in page_ids, offset a byte in that page. One stream per ticket;
-its frames may come in any order but cover every byte exactly once. Closing the stream is the fence after which nothing is written.
+grpc: HandoffService.Push carries KvFrames; page_index is the place in page_ids, offset a byte in that page. One stream per
+ticket; its frames may come in any order but cover every byte exactly once. Closing the stream is the fence after which nothing
+is written.
 
 shm: the receiver's pool is a memfd; page p is bytes [p * page_bytes, (p + 1) * page_bytes) of it. Once per pairing:
 
@@ -27,10 +28,11 @@ Nothing else is ever sent. The sender keeps the socket open exactly as long as t
 killed process before it closes its files, tells the truth by EOF. The connection comes before the first Reserve with shm: without
 one Reserve is refused.
 
-What a refused Reserve means: FAILED_PRECONDITION, pair again (unknown pair_id, or no shm connection of it is open); UNAVAILABLE, this
-worker can't take it now (no session with that router, draining, loading); ABORTED, the work key was cancelled; ALREADY_EXISTS, it has
-a ticket; OUT_OF_RANGE or INVALID_ARGUMENT, it never will be taken. A refused Commit: FAILED_PRECONDITION, bytes are missing; ABORTED,
-the ticket has ended (lease over, cancelled); NOT_FOUND, never heard of; DATA_LOSS, a checksum differs and the ticket has ended.
+What a refused Reserve means: FAILED_PRECONDITION, pair again (unknown pair_id, or no shm connection of it is open);
+UNAVAILABLE, this worker can't take it now (no session with that router, draining, loading); ABORTED, the work key was
+cancelled; ALREADY_EXISTS, it has a ticket; OUT_OF_RANGE or INVALID_ARGUMENT, it never will be taken. A refused Commit:
+FAILED_PRECONDITION, bytes are missing; ABORTED, the ticket has ended (lease over, cancelled); NOT_FOUND, never heard of;
+DATA_LOSS, a checksum differs and the ticket has ended.
 """
 
 from __future__ import annotations

@@ -51,13 +51,14 @@ class GrpcReceiver:
         self._intakes[ticket] = _Intake(pages, self._page_bytes)
 
     def close(self, ticket: str, reason: str) -> None:
-        """Nothing is written for this ticket from now on. reason: why it ended, which a stream that still sends is told; empty if it
-        was committed, and then a stream that is still open ends well. An unknown ticket is fine."""
+        """Nothing is written for this ticket from now on. reason: why it ended, which a stream that still sends is told; empty
+        if it was committed, and then a stream that is still open ends well. An unknown ticket is fine."""
         if (intake := self._intakes.pop(ticket, None)) is not None:
             intake.ended.set_result(reason)
 
     def check_complete(self, ticket: str) -> None:
-        """Raises FailedPrecondition while bytes of this ticket are missing. A ticket that is not open here is the engine's to judge."""
+        """Raises FailedPrecondition while bytes of this ticket are missing. A ticket that is not open here is the engine's to
+        judge."""
         intake = self._intakes.get(ticket)
         if intake is not None and not intake.ledger.is_complete:
             raise FailedPrecondition(_missing(intake.ledger))

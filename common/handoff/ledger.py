@@ -1,4 +1,4 @@
-"""Ledger: which bytes of a ticket's pages have arrived. Each byte is taken once; only then is everything there when it is full."""
+"""Ledger: which bytes of a ticket's pages have arrived. Each byte is taken once, so that full means that everything is there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """ShmReceiver: hands this worker's pool to prefill workers on the same host, and knows which of them may still write to it.
 
-The handshake is drawn in common/handoff/base.py. One open connection is one mapping; its end is the proof that the mapping is gone.
+The handshake is drawn in common/handoff/base.py. One open connection is one mapping; its end is the proof that the mapping is
+gone.
 """
 
 from __future__ import annotations

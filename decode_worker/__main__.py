@@ -1,0 +1,19 @@
+"""python -m decode_worker: takes over prompts whose KV a prefill worker has computed, and streams the tokens to the router."""
+
+from __future__ import annotations
+
+from common.config import parse_config
+from common.logs import configure
+from common.rpc.process import run_process
+from decode_worker.config import Config
+from decode_worker.server import run
+
+
+def main() -> None:
+    config = parse_config(Config, prog="python -m decode_worker", description=__doc__ or "")
+    configure("decode", config.log_level)
+    run_process(lambda stop: run(config, stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A decode worker's process: what is built in which order, and taken down in which.
+
+up    listen, healthy but NOT_SERVING -> load the model in the engine's thread -> SERVING -> register with the routers
+down  NOT_SERVING, reported as draining -> finish what runs -> hand the rest back -> close sessions and server -> engine
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+
+import grpc
+
+from common.address import Address
+from common.config import describe
+from common.engine.handle import Emit, ThreadEngine
+from common.engine.runner import EngineConfig, ModelRunner, page_bytes
+from common.errors import StartError
+from common.handoff.pool_memory import PoolMemory
+from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
+from common.rpc.gen.pdserve.v1 import decode_pb2_grpc, handoff_pb2_grpc
+from common.rpc.health import Health
+from common.rpc.process import Stop
+from common.rpc.registration import Registration
+from common.rpc.server import bind, make_server
+from common.work import Compatibility, WorkerProfile
+from decode_worker.config import Config
+from decode_worker.core import DecodeCore
+from decode_worker.handoff_servicer import HandoffServicer
+from decode_worker.servicer import DecodeServicer
+from decode_worker.worker import DecodeWorker
+
+SERVICES = ("pdserve.v1.DecodeService", "pdserve.v1.HandoffService")
+LAST_CALLS = timedelta(seconds=1)
+"""How long calls under way may take to end once everything else is done."""
+log = logging.getLogger(__name__)
+
+
+async def run(config: Config, stop: Stop) -> int:
+    """One decode worker from start to end; the process's exit code. Raises StartError if it cannot start."""
+    log.info("decode worker: %s", describe(config))
+    worker = make_worker(config)
+    server = make_server()
+    health = Health(server, SERVICES)
+    add_services(server, worker)
+    address = await bind(server, config.listen)
+    await server.start()
+    try:
+        compatibility = await _start_unless(stop, worker)
+        if compatibility is None:
+            return 0
+        return await _serve(config, stop, worker, health, compatibility, address)
+    finally:
+        health.shutdown()
+        await server.stop(LAST_CALLS.total_seconds())
+        await worker.close()
+
+
+def make_worker(config: Config) -> DecodeWorker:
+    """The worker with a real engine, not yet started. Raises StartError on a model folder that cannot be served."""
+    bytes_per_page = page_bytes(config.model, page_size=config.page_size, dtype=config.dtype)
+    try:
+        memory = PoolMemory(config.pages_of(bytes_per_page), bytes_per_page)
+    except (OSError, ValueError) as error:
+        raise StartError(f"cannot make the KV pool: {error}") from error
+    engine_config = EngineConfig(
+        model=config.model,
+        device=config.device,
+        dtype=config.dtype,
+        page_size=config.page_size,
+        pool_pages=memory.num_pages,
+        max_context=config.max_context,
+        table_rows=config.max_running,
+        threads=config.threads,
+        load_format=config.load_format,
+    )
+
+    def build(emit: Emit) -> DecodeCore:
+        runner = ModelRunner.load(engine_config, pool_storage=memory.view, progress=log.info)
+        return DecodeCore(runner, pool_pages=memory.num_pages, max_running=config.max_running, lease=config.lease, emit=emit)
+
+    return DecodeWorker(
+        f"decode-{secrets.token_hex(4)}",
+        make_engine=lambda on_event: ThreadEngine(build, on_event=on_event),
+        memory=memory,
+        offer_shm=config.shm,
+    )
+
+
+def add_services(server: grpc.aio.Server, worker: DecodeWorker) -> None:
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker), server)
+    handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffServicer(worker), server)
+
+
+async def _start_unless(stop: Stop, worker: DecodeWorker) -> Compatibility | None:
+    """Loads the model; None if the process was told to stop meanwhile."""
+    starting = asyncio.create_task(worker.start())
+    stopping = asyncio.create_task(stop.requested.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    return None
+
+
+async def _serve(
+    config: Config, stop: Stop, worker: DecodeWorker, health: Health, compatibility: Compatibility, address: Address
+) -> int:
+    leave: asyncio.Future[timedelta] = asyncio.get_running_loop().create_future()
+    registration = Registration(
+        routers=config.router,
+        profile=_profile(config, worker, compatibility, address),
+        load=worker.load,
+        on_drain=lambda grace: None if leave.done() else leave.set_result(grace),
+    )
+    register_page_gauges(worker.pages)
+    register_load_gauges(worker.load)
+    if (metrics_port := start_metrics_server(config.metrics_port)) is not None:
+        log.info("metrics on http://127.0.0.1:%d/metrics", metrics_port)
+    for service in SERVICES:
+        health.set(service, True)
+    registering = asyncio.create_task(registration.run())
+    print(f"decode worker ready on {address}", flush=True)
+    try:
+        stopping = asyncio.create_task(stop.requested.wait())
+        await asyncio.wait((stopping, leave, worker.died, registering), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if registering.done():
+            registering.result()
+        for service in SERVICES:
+            health.set(service, False)
+        draining = asyncio.create_task(worker.drain(leave.result() if leave.done() else config.grace, registration.changed))
+        await asyncio.wait((draining, worker.died), return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        if worker.died.done():
+            log.error("the engine has died", exc_info=worker.died.result())
+            return 1
+        return 0
+    finally:
+        registering.cancel()
+        await asyncio.gather(registering, return_exceptions=True)
+
+
+def _profile(config: Config, worker: DecodeWorker, compatibility: Compatibility, address: Address) -> WorkerProfile:
+    return WorkerProfile(
+        worker_id=worker.worker_id,
+        role="decode",
+        address=str(config.advertise or address),
+        compatibility=compatibility,
+        device=config.device,
+        total_pages=worker.memory.num_pages,
+        max_running=config.max_running,
+        version=_version(),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("pdserve")
+    except PackageNotFoundError:  # Run from a checkout that was not installed.
+        return "unknown"
