@@ -66,7 +66,7 @@ class StopStrings:
         found = self._search_start(text, max(0, len(text) - self._longest_hold))
         while found:
             tail = text[found.start() :]
-            if any(stop.startswith(tail) for stop in self._stops):
+            if any(len(tail) < len(stop) and stop.startswith(tail) for stop in self._stops):
                 return found.start()
             found = self._search_start(text, found.start() + 1)
         return len(text)

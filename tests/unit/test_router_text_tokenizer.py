@@ -1,0 +1,132 @@
+"""Text to ids and back, whatever form the tokenizer's files have."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, processors
+
+from common.errors import InvalidRequest, StartError
+from router.tokenizer import Tokenizer
+from tests.helpers.text_models import byte_fallback, byte_level, words, write_model
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return Tokenizer(write_model(tmp_path, byte_level(), vocab_size=500))
+
+
+@pytest.mark.parametrize("text", ["", " ", "The capital", "Straße 東京 😀 👩‍👩‍👧\r\n\t\x00", "<|start|>x<|end|>", "\ufffd"])
+def test_byte_level_texts_survive_the_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text), include_special=True) == text
+
+
+def test_special_tokens_in_text_become_ids_and_are_left_out_of_text(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("<|start|>a<|end|>")
+    assert set(ids) - {ids[1]} == tokenizer.special_ids and len(ids) == 3
+    assert tokenizer.decode(ids, include_special=False) == "a"
+
+
+def test_ids_that_only_the_model_has_add_no_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.vocab_size == 500 and tokenizer.token_text(499) == ""
+    assert tokenizer.decode([499], include_special=True) == ""
+
+
+def test_a_token_has_a_text_of_its_own(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (start,) = tokenizer.encode("<|start|>")
+    (x,) = tokenizer.encode("x")
+    assert (tokenizer.token_text(start), tokenizer.token_text(x)) == ("<|start|>", "x")
+    fallback = Tokenizer(write_model(tmp_path / "f", byte_fallback()))
+    assert [fallback.token_text(i) for i in (1 + 0x41, 1 + 0xC3, 258, 259)] == ["A", "\ufffd", " the", " cap"]
+    word = Tokenizer(write_model(tmp_path / "w", words()))
+    assert word.token_text(1) == "one"
+
+
+def test_the_tokens_that_the_tokenizer_adds_by_default_are_added_to_text_alone(tmp_path: Path) -> None:
+    made = byte_level()
+    start = made.token_to_id("<|start|>")
+    made.post_processor = processors.TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", start)])
+    tokenizer = Tokenizer(write_model(tmp_path, made))
+    assert tokenizer.encode("a") == [start, *tokenizer.encode("a", add_special=False)]
+
+
+def test_a_prompt_is_never_cut_or_filled_by_settings_saved_with_the_tokenizer(tmp_path: Path) -> None:
+    made = byte_level()
+    made.enable_truncation(4)
+    made.enable_padding(length=64)
+    tokenizer = Tokenizer(write_model(tmp_path, made))
+    assert len(tokenizer.encode("qqqqqqqqqq")) == 10
+
+
+def test_lone_surrogates_are_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="prompt must be valid Unicode") as caught:
+        tokenizer.encode("a\ud800")
+    str(caught.value).encode()
+
+
+async def test_cap_09_a_long_text_does_not_hold_up_the_event_loop(tokenizer: Tokenizer) -> None:
+    text = "The capital of France is Paris. " * 60_000
+    encoding = asyncio.create_task(tokenizer.encode_async(text))
+    worst, ticks = 0.0, 0
+    while not encoding.done():
+        before = time.perf_counter()
+        await asyncio.sleep(0.005)
+        worst, ticks = max(worst, time.perf_counter() - before), ticks + 1
+    assert worst < 0.2 and ticks > 5
+    assert tokenizer.decode(await encoding, include_special=True) == text
+
+
+async def test_short_and_long_texts_encode_the_same_either_way(tokenizer: Tokenizer) -> None:
+    for text in ("Paris", "Paris " * 1000):
+        assert await tokenizer.encode_async(text) == tokenizer.encode(text)
+
+
+FORMS: list[dict[str, Any]] = [
+    {"eos_token": "Rome"},
+    {"eos_token": {"content": "Rome", "special": True, "lstrip": False}},
+    {"additional_special_tokens": ["Rome"], "bos_token": None},
+    {"additional_special_tokens": [{"content": "Rome"}]},
+    {"extra_special_tokens": {"city_token": "Rome"}},
+]
+
+
+@pytest.mark.parametrize("config", FORMS)
+def test_lif_11_a_token_that_only_the_config_calls_special_is_special(tmp_path: Path, config: dict[str, Any]) -> None:
+    made = byte_level()
+    made.add_tokens([AddedToken("Rome", normalized=False)])
+    tokenizer = Tokenizer(write_model(tmp_path, made, tokenizer_config=config))
+    ids = tokenizer.encode("in Rome.")
+    assert tokenizer.decode(ids, include_special=False) == "in ."
+    assert tokenizer.decode(ids, include_special=True) == "in Rome."
+
+
+def test_lif_11_tokens_that_only_the_config_has_are_added(tmp_path: Path) -> None:
+    made = byte_level()
+    size = made.get_vocab_size()
+    added = {str(size): {"content": "<|tool|>", "special": True}, str(size + 1): {"content": "<plain>"}}
+    config = {"eos_token": "<|tool|>", "bos_token": None, "added_tokens_decoder": added}
+    model = write_model(tmp_path, made, vocab_size=size + 2, tokenizer_config=config)
+    tokenizer = Tokenizer(model)
+    assert model.eos_token_ids == (size,)
+    assert tokenizer.encode("<|tool|><plain>") == [size, size + 1]
+    assert tokenizer.decode([size, size + 1], include_special=False) == "<plain>"
+
+
+def test_lif_11_added_tokens_at_another_place_than_the_config_says_stop_the_start(tmp_path: Path) -> None:
+    config = {"added_tokens_decoder": {"7": {"content": "<|tool|>"}}}
+    with pytest.raises(StartError, match=r"tokenizer_config.json adds '<\|tool\|>' as 7, tokenizer.json has it as \d+"):
+        Tokenizer(write_model(tmp_path, byte_level(), tokenizer_config=config))
+
+
+def test_lif_11_a_file_that_is_no_tokenizer_stops_the_start_in_one_line(tmp_path: Path) -> None:
+    model = write_model(tmp_path, byte_level())
+    model.tokenizer_file.write_text('{"model": {"type": "Nobody"}}')
+    with pytest.raises(StartError, match="tokenizer.json is not a usable tokenizer: ") as caught:
+        Tokenizer(model)
+    assert "\n" not in str(caught.value)
