@@ -80,7 +80,7 @@ class Health:
             await changed.wait()
 
 
-class _Servicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs lack it
+class _Servicer(health_pb2_grpc.HealthServicer):
     def __init__(self, health: Health) -> None:
         self._health = health
 

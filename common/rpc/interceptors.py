@@ -26,7 +26,7 @@ MAX_MESSAGE_CHARS = 1000
 log = logging.getLogger(__name__)
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler, unary or streaming, coroutine or async generator."""
 
     async def intercept_service(

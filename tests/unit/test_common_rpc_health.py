@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -24,7 +24,7 @@ class Served:
     def __init__(self, health: Health, channel: grpc.aio.Channel) -> None:
         self.health = health
         self._stub: Any = health_pb2_grpc.HealthStub(channel)
-        self.reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        self.reflection: Any = cast(Any, reflection_pb2_grpc.ServerReflectionStub)(channel)
 
     async def check(self, service: str) -> Any:
         return (await self._stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
