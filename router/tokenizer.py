@@ -96,9 +96,11 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, model: ModelDir) -> None:
                 raise StartError(
                     f"{model.path}: tokenizer_config.json adds {text!r} as {token_id}, tokenizer.json has it as {place}"
                 )
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    for text in (*model.special_tokens.values(), *model.tokenizer.more_special):
-        if text not in known and tokenizer.token_to_id(text) is not None:
+    added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
+    ordinary = [text for text in model.special_tokens.values() if not added.get(text)]
+    ordinary += [text for text in model.tokenizer.more_special if text not in added]
+    for text in ordinary:
+        if tokenizer.token_to_id(text) is not None:
             tokenizer.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, processors
+from tokenizers import processors
 
 from common.errors import InvalidRequest, StartError
+from router.chat_template import ChatTemplate
 from router.tokenizer import Tokenizer
 from tests.helpers.text_models import byte_fallback, byte_level, words, write_model
 
@@ -88,22 +90,20 @@ async def test_short_and_long_texts_encode_the_same_either_way(tokenizer: Tokeni
 
 
 FORMS: list[dict[str, Any]] = [
-    {"eos_token": "Rome"},
-    {"eos_token": {"content": "Rome", "special": True, "lstrip": False}},
-    {"additional_special_tokens": ["Rome"], "bos_token": None},
-    {"additional_special_tokens": [{"content": "Rome"}]},
-    {"extra_special_tokens": {"city_token": "Rome"}},
+    {"eos_token": "one"},
+    {"additional_special_tokens": ["one"], "bos_token": None},
+    {"extra_special_tokens": {"first_token": "one"}},
+    {"eos_token": {"content": "one", "special": True, "lstrip": False}},
+    {"additional_special_tokens": [{"content": "one"}]},
 ]
 
 
 @pytest.mark.parametrize("config", FORMS)
 def test_lif_11_a_token_that_only_the_config_calls_special_is_special(tmp_path: Path, config: dict[str, Any]) -> None:
-    made = byte_level()
-    made.add_tokens([AddedToken("Rome", normalized=False)])
-    tokenizer = Tokenizer(write_model(tmp_path, made, tokenizer_config=config))
-    ids = tokenizer.encode("in Rome.")
-    assert tokenizer.decode(ids, include_special=False) == "in ."
-    assert tokenizer.decode(ids, include_special=True) == "in Rome."
+    tokenizer = Tokenizer(write_model(tmp_path, words(), tokenizer_config=config))
+    ids = tokenizer.encode("two one two")
+    assert tokenizer.decode(ids, include_special=False) == "two two"
+    assert tokenizer.decode(ids, include_special=True) == "two one two"
 
 
 def test_lif_11_tokens_that_only_the_config_has_are_added(tmp_path: Path) -> None:
@@ -130,3 +130,33 @@ def test_lif_11_a_file_that_is_no_tokenizer_stops_the_start_in_one_line(tmp_path
     with pytest.raises(StartError, match="tokenizer.json is not a usable tokenizer: ") as caught:
         Tokenizer(model)
     assert "\n" not in str(caught.value)
+
+
+STRING_FORMS = [{}, {"eos_token": "<|end|>", "bos_token": "<|start|>"}]
+
+
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [(make, config) for make in (byte_level, byte_fallback, words) for config in STRING_FORMS]
+    + [(words, config) for config in FORMS[:3]],
+)
+def test_ids_and_texts_are_those_of_transformers(tmp_path: Path, make: Callable[[], Any], config: dict[str, Any]) -> None:
+    from transformers import AutoTokenizer
+
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ eos_token }}"
+    model = write_model(
+        tmp_path, make(), tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", **config}, chat_template=template
+    )
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer(model)
+    for text in ("ab <|start|> two one 東京 😀<|end|>", "\n\n  a", "<plain é added>\ufffd"):
+        ids = ours.encode(text)
+        assert ids == theirs(text)["input_ids"]
+        for special in (False, True):
+            assert ours.decode(ids, include_special=special) == theirs.decode(
+                ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False
+            )
+    chat = [{"role": "user", "content": "two one"}, {"role": "assistant", "content": ""}]
+    rendered = ChatTemplate(template, model.special_tokens).render(chat, {})
+    assert rendered == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    wanted = theirs.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert ours.encode(rendered, add_special=False) == wanted
