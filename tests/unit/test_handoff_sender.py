@@ -10,6 +10,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -38,6 +39,10 @@ def owner() -> Iterator[PoolOwner]:
 
 def random_pages(count: int, page_bytes: int) -> list[memoryview]:
     return [memoryview(bytearray(secrets.token_bytes(page_bytes))) for _ in range(count)]
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def map_pool(owner: PoolOwner, page_bytes: int = SMALL) -> tuple[ShmSender, Any]:
@@ -126,13 +131,13 @@ async def test_a_pool_of_another_users_process_is_refused(monkeypatch: pytest.Mo
 
 
 async def test_a_link_leaves_no_descriptor_behind(owner: PoolOwner) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(3):
         sender, link = await map_pool(owner)
         sender.close()
         link.close()
         await choose("auto", shm_socket=owner.shm_socket, pair_id="not the pairing")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -189,7 +194,8 @@ async def receiver(behave: Any) -> AsyncIterator[tuple[FaultyReceiver, grpc.aio.
 
 def make_sender(channel: grpc.aio.Channel, *, pages: list[memoryview], **kwargs: Any) -> GrpcSender:
     stub = handoff_pb2_grpc.HandoffServiceStub(channel)
-    return GrpcSender(stub, read_page=pages.__getitem__, **({"ticket": "t", "stall_timeout": QUICK} | kwargs))
+    settings: dict[str, Any] = {"ticket": "t", "stall_timeout": QUICK} | kwargs
+    return GrpcSender(stub, read_page=pages.__getitem__, **settings)
 
 
 async def refuses_second_frame(self: FaultyReceiver, frames: AsyncIterator[Any], context: Any) -> int:

@@ -1,0 +1,141 @@
+"""PrefillStand: a PrefillWorker over a FakeRunner in this process, with a recorder in the router's place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from common.core import WorkKey
+from common.engine.handle import ThreadEngine
+from common.work import TokenOut, WorkFailure
+from prefill_worker.core import PrefillCore
+from prefill_worker.journey import Journey
+from prefill_worker.order import Order
+from prefill_worker.worker import PrefillWorker
+from tests.helpers.eventually import eventually
+from tests.helpers.fake_decode import FakeDecode, is_closed
+from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.prefill_core import make_req
+
+
+class Recorder:
+    """A Report that keeps everything, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, Any]] = []
+
+    def started(self, key: WorkKey, *, cached_tokens: int) -> None:
+        self.log.append(("started", (key, cached_tokens)))
+
+    def first_token(self, token: TokenOut) -> None:
+        self.log.append(("first_token", token))
+
+    def handed_off(self, key: WorkKey) -> None:
+        self.log.append(("handed_off", key))
+
+    def failed(self, failure: WorkFailure) -> None:
+        self.log.append(("failed", failure))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.log]
+
+    def all(self, kind: str) -> list[Any]:
+        return [value for name, value in self.log if name == kind]
+
+    @property
+    def failure(self) -> WorkFailure:
+        (failure,) = self.all("failed")
+        assert isinstance(failure, WorkFailure)
+        return failure
+
+
+class PrefillStand:
+    """async with PrefillStand(...) as stand. At the end nothing may be under way, held or unreleased."""
+
+    def __init__(
+        self,
+        decode: FakeDecode,
+        *,
+        transport: Any = "auto",
+        verify: bool = False,
+        transfer_timeout: float = 2.0,
+        chunk_tokens: int = 8,
+        max_running: int = 4,
+        max_requests: int = 100,
+        **runner: Any,
+    ) -> None:
+        self.decode = decode
+        self.report = Recorder()
+        settings: dict[str, Any] = {"page_size": decode.page_size, "rows": max_running} | runner
+        self.runner = FakeRunner(**settings)
+        self.core: PrefillCore
+        self._next_uid = 1
+
+        def build(emit: Any) -> PrefillCore:
+            self.core = PrefillCore(self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens)
+            return self.core
+
+        self.worker = PrefillWorker(
+            "prefill-test",
+            make_engine=lambda on_event: ThreadEngine(build, on_event=on_event),
+            transport=transport,
+            verify=verify,
+            transfer_timeout=timedelta(seconds=transfer_timeout),
+            max_requests=max_requests,
+        )
+
+    async def __aenter__(self) -> PrefillStand:
+        await self.worker.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                await self.assert_idle()
+        finally:
+            with suppress(Exception):
+                await self.worker.close()
+
+    def submit(
+        self,
+        ids: Sequence[int],
+        *,
+        deadline: float = 20.0,
+        decode_worker: str | None = None,
+        report: Recorder | None = None,
+        **fields: Any,
+    ) -> Journey:
+        """A journey that has just begun. deadline: seconds from now."""
+        uid = fields.pop("uid", self._next_uid)
+        req = make_req(ids, uid=uid, **fields)
+        self._next_uid = max(self._next_uid, uid + req.n)
+        worker = self.decode.worker_id if decode_worker is None else decode_worker
+        order = Order(req, self.decode.address, worker, deadline=time.monotonic() + deadline)
+        journey = self.worker.journeys.begin(order, report=report or self.report)
+        assert journey is not None
+        return journey
+
+    async def finish(self, journey: Journey, *, within: float = 10.0) -> None:
+        await eventually(journey.task.done, within=within)
+
+    async def assert_idle(self) -> None:
+        """Nothing is left here, and no ticket at the decode worker is still ours."""
+        await eventually(lambda: len(self.worker.journeys) == 0, within=3)
+        counts = await self.worker.check()
+        assert (counts.held, counts.quarantined) == (0, 0), counts
+        alive = {pair for pair, connection in self.decode.connections.items() if not is_closed(connection)}
+
+        def released() -> bool:
+            left = [t for t in self.decode.tickets.values() if t.state == "reserved" and t.request.pair_id in self.decode.pairs]
+            # With shm, the end of the connection gives back whatever the decode worker withholds for the pairing.
+            left = [t for t in left if t.request.transport == "grpc" or t.request.pair_id in alive]
+            assert not left, f"tickets were not released: {left}"
+            assert not any(ticket.push_open for ticket in self.decode.tickets.values()), "a push is still open"
+            return True
+
+        await eventually(released, within=4)
+        assert all(ticket.drained for ticket in self.decode.tickets.values() if ticket.state == "released")
