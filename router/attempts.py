@@ -109,13 +109,10 @@ class Attempts:
             self.prefill_started_at = now
 
     def handed_off(self, completion: Completion, now: float) -> None:
-        if completion.stage is not Stage.PREFILL:
-            return
-        completion.move_to(Stage.DECODE)
-        if completion.handed_off_at is None:
-            completion.handed_off_at = now
-        if completion.finish is not None:
-            self._cancel(completion)
+        if completion.stage is Stage.PREFILL:
+            completion.move_to(Stage.DECODE)
+            if completion.handed_off_at is None:
+                completion.handed_off_at = now
 
     def retracted(self, completion: Completion) -> None:
         self._metrics.retracted()
@@ -137,23 +134,15 @@ class Attempts:
             return
         delay = RETRY_SECONDS * 2 ** (completion.failures - 1)
         for victim in victims:
-            if victim.finish is None:
-                self._spawn(self._place((victim,), delay=delay))
+            self._spawn(self._place((victim,), delay=delay))
 
     def finished(self, completion: Completion) -> None:
         """Its last token has come: no worker works on it any more."""
         self._end(completion)
 
     def stop(self, completion: Completion) -> None:
-        """The client needs no more of it, its finish is set: cancels its work at once, or, while a group with others that still
-        run is on its way to the decode worker, as soon as it gets there (cancelling one would cancel all)."""
-        if completion.stage is Stage.PREFILL and completion.attempt is not None:
-            group = [m for m in completion.attempt.members if m.attempt is completion.attempt and m.stage is Stage.PREFILL]
-            if all(member.finish is not None for member in group):
-                for member in group:
-                    self._cancel(member)
-        else:
-            self._cancel(completion)
+        """The client needs no more of it: cancels its work. Others of its group go on."""
+        self._cancel(completion)
 
     def close(self) -> None:
         """Cancels whatever is under way. Synchronous, so that a cancelled call cannot cut it short (CAN-11). Idempotent."""
@@ -217,13 +206,11 @@ class Attempts:
         return prefill_pb2.Submit(req=req, decode_address=decode.profile.address, decode_worker=decode.id)
 
     def _withdraw(self, completion: Completion, *, cancel: bool) -> None:
-        """Back to PLACING, or to ENDED if the client needs no more of it."""
+        """Back to PLACING."""
         if cancel:
             self._tell_workers(completion)
         self._dispatch.remove(completion)
         completion.withdraw()
-        if completion.finish is not None:
-            completion.move_to(Stage.ENDED)
 
     def _cancel(self, completion: Completion) -> None:
         self._tell_workers(completion)

@@ -15,11 +15,8 @@ from router.workers import Worker
 
 def pair_pages(workers: Sequence[Worker]) -> int | None:
     """Pages of the best registered pair's smaller pool; None while a role has no registered worker."""
-    largest = [
-        max((worker.profile.total_pages for worker in workers if worker.role == role), default=None)
-        for role in ("prefill", "decode")
-    ]
-    return None if None in largest else min(pages for pages in largest if pages is not None)
+    pools = {role: [worker.profile.total_pages for worker in workers if worker.role == role] for role in ("prefill", "decode")}
+    return min(map(max, pools.values())) if all(pools.values()) else None
 
 
 def output_limit(
@@ -43,5 +40,5 @@ def output_limit(
 
 
 def group_pages(*, prompt_len: int, n: int, page_size: int) -> int:
-    """Pages a decode worker reserves for n completions of one prompt: the prompt's, n growth pages, n - 1 copies of a partial one."""
+    """Pages a decode worker reserves for n completions: the prompt's, n to grow into, n - 1 copies of a partial last one."""
     return pages_for(prompt_len, page_size) + n + (n - 1)

@@ -51,7 +51,7 @@ class CompletionEvents(Protocol):
 class Completion:
     """token_ids: all output so far, on all attempts; len() is the next index.
     attempt, attempt_number: the current one, None and 0 while none is under way. attempts: how many were begun.
-    finish: why it is over for the client; None while it runs. Its work may still be about to be cancelled.
+    finish: why it is over for the client; None while it runs.
     failures: attempts that failed and count. avoid: the workers they were on.
     """
 
@@ -92,7 +92,7 @@ class Completion:
         self._held.clear()
 
     def deliver(self, token: work_pb2.Token, now: float) -> None:
-        """A token of the current attempt, from either worker; indices seen before are dropped, later ones wait for the gap to close."""
+        """A token of the current attempt, from either worker. Doubles are dropped, later ones wait for the gap to close."""
         index, expected = token.index, len(self.token_ids)
         if index != expected:
             if index > expected:

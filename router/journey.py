@@ -17,7 +17,6 @@ from common.rpc.gen.pdserve.v1 import generation_pb2
 from common.work import FinishReason
 from router.attempts import Attempts
 from router.completion import Completion
-from router.metrics import RouterMetrics
 from router.pacing import Outlet
 from router.stopwatch import Stopwatch
 
@@ -32,14 +31,11 @@ Write = Callable[[generation_pb2.GenerateResponse], Awaitable[None]]
 class Journey:
     """The CompletionEvents of its completions. run() is the only one that writes to the call."""
 
-    def __init__(
-        self, request_id: str, *, prompt_tokens: int, outlet: Outlet, stopwatch: Stopwatch, metrics: RouterMetrics
-    ) -> None:
+    def __init__(self, request_id: str, *, prompt_tokens: int, outlet: Outlet, stopwatch: Stopwatch) -> None:
         self.request_id = request_id
         self._prompt_tokens = prompt_tokens
         self._outlet = outlet
         self._stopwatch = stopwatch
-        self._metrics = metrics
         self._completions: Sequence[Completion] = ()
         self._finished: set[int] = set()
         self._error: Exception | None = None
@@ -83,7 +79,7 @@ class Journey:
             self.close()
 
     def end(self, error: Exception | None) -> None:
-        """Ends it from outside: with Finished(ABORT) for what still runs (None), or with this error. The workers are told at once."""
+        """From outside: Finished(ABORT) for what still runs (None), or this status for the call. Workers are told at once."""
         if error is None:
             self._abort()
         elif self._error is None:

@@ -24,7 +24,7 @@ from router.attempts import Attempts, Work
 from router.capacity import output_limit, pair_pages
 from router.completion import Completion
 from router.dispatch import Dispatch
-from router.fleet import Fleet
+from router.fleet import ANY, Fleet
 from router.journey import Journey, Write
 from router.metrics import RouterMetrics
 from router.output import Output
@@ -69,7 +69,7 @@ class Pipeline:
         return replace(own, max_context=min([own.max_context, *contexts]))
 
     async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, time_left: float | None) -> None:
-        """Returns after the last Finished was written. Raises the status the call ends with. time_left: seconds, None for ever."""
+        """Returns after the last Finished was written. Raises the status the call ends with. time_left: seconds or None."""
         arrived_at = time.monotonic()
         deadline = None if time_left is None else arrived_at + time_left
         outcome, usage = "OK", _Usage()
@@ -102,6 +102,9 @@ class Pipeline:
         prompt = await self._model.read(request.prompt)
         check_prompt(prompt, self.limits)
         usage.prompt = len(prompt)
+        if pair_pages(self._fleet.registry.live) is None:
+            await self._fleet.place(ANY)  # Before that nobody knows the pools.
+            check_prompt(prompt, self.limits)
         work = self._work(request, ticket.request_id, prompt, deadline)
         journey = self._journey(request, work, arrived_at)
         ticket.attach(journey.end)
@@ -111,10 +114,10 @@ class Pipeline:
             usage.output = journey.output_tokens
 
     def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], deadline: float | None) -> Work:
-        """Raises OutOfRange for what can never fit. Without registered workers nobody knows their pools: then placing it fails."""
+        """Raises OutOfRange for what can never fit."""
         workers = self._fleet.registry.live
-        pages = pair_pages(workers)
-        page_size = workers[0].profile.compatibility.page_size if workers else 1
+        pages, page_size = pair_pages(workers), workers[0].profile.compatibility.page_size
+        assert pages is not None, "measured before a pair was there"
         sampling = request.sampling
         limit = output_limit(
             prompt_len=len(prompt),
@@ -122,7 +125,7 @@ class Pipeline:
             max_tokens_given=request.max_tokens_given,
             max_context=self.limits.max_context,
             page_size=page_size,
-            pool_pages=pages if pages is not None else self.limits.max_context,
+            pool_pages=pages,
         )
         seed = sampling.seed if sampling.seed is not None else self._rng.getrandbits(63)
         return Work(
@@ -143,7 +146,6 @@ class Pipeline:
             prompt_tokens=len(work.prompt),
             outlet=Outlet(active_streams=lambda: self._admission.streaming),
             stopwatch=Stopwatch(arrived_at=arrived_at, metrics=self._metrics),
-            metrics=self._metrics,
         )
         completions = [
             Completion(uid=next(self._uids), number=number, output=self._output(request), events=journey)

@@ -25,6 +25,7 @@ class Readiness:
         self._address = address
         self._is_ready = False
         self._was_ready = False
+        self._is_closed = False
 
     def joined(self, worker: Worker) -> None:
         pass
@@ -32,8 +33,12 @@ class Readiness:
     def left(self, worker: Worker) -> None:
         pass
 
+    def close(self) -> None:
+        """The router is going: workers that leave it from now on are no news."""
+        self._is_closed = True
+
     def changed(self) -> None:
-        if (ready := self._fleet.is_ready) is self._is_ready:
+        if self._is_closed or self._is_ready is (ready := self._fleet.is_ready):
             return
         self._is_ready = ready
         self._health.set(self.GENERATION, ready)

@@ -15,7 +15,7 @@ from common.work import WorkerProfile
 from router.registry import Registry
 from router.workers import Worker
 
-END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+END: Any = grpc.aio.EOF
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -25,9 +25,18 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._registry = registry
         self._epoch = epoch
         self._silence = silence
+        self._streams: set[asyncio.Task[Any]] = set()
+
+    def close(self) -> None:
+        """Ends every stream; a worker then looks for the next router at this address."""
+        for stream in self._streams:
+            stream.cancel()
 
     async def Register(self, request_iterator: Any, context: Context) -> None:
         worker = self._registry.join(await self._read_profile(context))
+        stream = asyncio.current_task()
+        assert stream is not None
+        self._streams.add(stream)
         try:
             await context.write(registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=self._epoch)))
             await self._follow(worker, context)
@@ -35,6 +44,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             self._registry.leave(worker, str(error))
             raise
         finally:
+            self._streams.discard(stream)
             self._registry.leave(worker, "its registration stream ended")
 
     async def _read_profile(self, context: Context) -> WorkerProfile:

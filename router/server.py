@@ -71,6 +71,7 @@ class Router:
         self._server = make_server()
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))
         self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, version=VERSION)
+        self._readiness: Readiness
         self._registration = RegistryServicer(self.registry, epoch=epoch, silence=config.worker_silence)
 
     async def start(self) -> Address:
@@ -78,13 +79,15 @@ class Router:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, self._server)
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registration, self._server)
         address = await bind(self._server, self._listen)
-        self.registry.listen(Readiness(self.fleet, self._health, address=address))
+        self._readiness = Readiness(self.fleet, self._health, address=address)
+        self.registry.listen(self._readiness)
         await self._server.start()
         self._health.set(Readiness.REGISTRY, True)
         return address
 
     async def stop(self) -> None:
         """Stage by stage, in at most grace and a few seconds."""
+        self._readiness.close()
         self._health.shutdown()
         self.admission.close("the router is shutting down")
         await self._drain(self._grace)
@@ -93,6 +96,7 @@ class Router:
             ticket.end(error)
         await self._drain(LAST_WORDS)
         await self.fleet.close()
+        self._registration.close()
         await self._server.stop(grace=0.5)
 
     async def _drain(self, time_left: timedelta) -> None:

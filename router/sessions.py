@@ -20,7 +20,7 @@ BACKOFF_SECONDS = (0.05, 1.0)
 QUEUE_MESSAGES = 20_000
 """Outgoing messages a worker may fall behind by. Beyond it the session is ended, and with it all work on that worker."""
 
-END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+END: Any = grpc.aio.EOF
 log = logging.getLogger(__name__)
 
 

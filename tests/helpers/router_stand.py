@@ -21,7 +21,8 @@ from router.metrics import RouterMetrics
 from router.server import Router
 from tests.helpers.client import Client
 from tests.helpers.eventually import eventually
-from tests.helpers.fake_workers import FakeDecode, FakePrefill, FakeWorker
+from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.fake_workers import FakeDecode, FakePrefill
 
 PAGE_SIZE = 16
 MAX_CONTEXT = 4096
@@ -101,7 +102,7 @@ class RouterStand:
         def idle() -> bool:
             assert self.router.admission.in_flight == 0, f"{self.router.admission.in_flight} requests are in flight"
             assert len(self.router.dispatch) == 0, f"{len(self.router.dispatch)} completions are still dispatched to"
-            busy = [worker.worker_id for worker in (*self.prefill, *self.decode) if not worker.is_idle]
+            busy = [worker.worker_id for worker in self.workers if not worker.is_idle()]
             assert not busy, f"work is left on {busy}"
             return True
 
