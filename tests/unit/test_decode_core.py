@@ -1,0 +1,445 @@
+"""One request's life in the decode core, and every way it can end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.core import WorkKey
+from common.errors import (
+    Aborted,
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    InvalidRequest,
+    NotFound,
+    OutOfRange,
+    Unavailable,
+)
+from common.work import FinishReason
+from decode_worker import commands, events
+from tests.helpers.decode_core import EPOCH, Harness, fill, first_tokens, make_req
+from tests.helpers.fake_runner import continuation
+
+PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
+
+
+def test_a_committed_request_runs_to_its_length_and_repeats_its_first_token() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, output_len=6)
+    harness.admit(req)
+    harness.run()
+    tokens = harness.tokens(req.key)
+    expected = continuation(PROMPT, 6)
+    assert [(token.index, token.token_id) for token in tokens] == list(enumerate(expected))
+    assert [token.finish for token in tokens] == [None] * 5 + [FinishReason.LENGTH]
+    harness.assert_idle()
+
+
+def test_the_first_message_of_a_request_has_two_tokens_and_the_others_one() -> None:
+    harness = Harness()
+    for uid in (1, 2):
+        harness.admit(make_req([*PROMPT, uid], uid=uid, output_len=4))
+    harness.run()
+    steps = [[token.key.uid for token in event.tokens] for event in harness.events if isinstance(event, events.StepTokens)]
+    assert steps == [[1, 1, 2, 2], [1, 2], [1, 2]]
+
+
+def test_one_step_makes_one_event_per_router() -> None:
+    harness = Harness()
+    harness.do(commands.SessionOpened(8))
+    for uid, epoch in ((1, EPOCH), (2, 8), (3, EPOCH)):
+        harness.admit(make_req([*PROMPT, uid], uid=uid, epoch=epoch))
+    harness.new_events()
+    harness.step()
+    steps = [event for event in harness.new_events() if isinstance(event, events.StepTokens)]
+    assert {step.router_epoch: {token.key.uid for token in step.tokens} for step in steps} == {EPOCH: {1, 3}, 8: {2}}
+    assert len(steps) == 2
+
+
+def test_the_repeated_first_token_carries_its_logprobs_and_every_later_one_its_own() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, logprobs=2)
+    granted = harness.granted(harness.reserve(req))
+    (token,) = first_tokens(req)
+    first = type(token)(token.key, token.index, token.token_id, -0.25, ((1, -0.25), (2, -3.0)))
+    harness.core.handle(commands.Commit(granted.ticket, (first,), len(granted.page_ids)), None)
+    fill(harness.runner.pool, req, granted.page_ids, granted.prefix_len)
+    harness.run()
+    tokens = harness.tokens(req.key)
+    assert tokens[0] == first
+    assert all(token.logprob == -0.5 and len(token.top) == 2 for token in tokens[1:])
+
+
+def test_a_commit_token_without_epoch_comes_out_with_its_routers_epoch() -> None:
+    harness = Harness()
+    req = make_req(PROMPT)
+    granted = harness.granted(harness.reserve(req))
+    fill(harness.runner.pool, req, granted.page_ids, granted.prefix_len)
+    tokens = tuple(replace(token, key=WorkKey(0, token.key.uid, token.key.attempt)) for token in first_tokens(req))
+    harness.do(commands.Commit(granted.ticket, tokens, len(granted.page_ids)))
+    harness.step()
+    assert [token.index for token in harness.tokens(req.key)] == [0, 1]
+
+
+def test_pages_that_are_cached_are_not_sent_again() -> None:
+    harness = Harness()
+    harness.admit(make_req(PROMPT, uid=1))
+    harness.run()
+    granted = harness.granted(harness.reserve(make_req(PROMPT, uid=2)))
+    assert (granted.prefix_len, len(granted.page_ids)) == (8, 1)
+    harness.commit(make_req(PROMPT, uid=2), granted)
+    harness.run()
+    assert [token.token_id for token in harness.tokens(WorkKey(EPOCH, 2, 1))] == continuation(PROMPT, 4)
+    harness.assert_idle()
+
+
+def test_hnd_04_a_prompt_of_whole_cached_pages_needs_no_byte_and_still_commits() -> None:
+    harness = Harness()
+    prompt = PROMPT[:8]
+    harness.admit(make_req(prompt, uid=1))
+    harness.run()
+    req = make_req(prompt, uid=2)
+    granted = harness.granted(harness.reserve(req, transport="grpc"))
+    assert (granted.prefix_len, granted.page_ids) == (8, ())
+    harness.commit(req, granted)
+    harness.run()
+    assert [token.token_id for token in harness.tokens(req.key)] == continuation(prompt, 4)
+    harness.assert_idle()
+
+
+def test_a_continuation_goes_on_from_the_output_it_was_given() -> None:
+    harness = Harness()
+    whole = continuation(PROMPT, 6)
+    req = make_req([*PROMPT, *whole[:3]], attempt=2, prompt_len=len(PROMPT), output_len=3)
+    harness.admit(req)
+    harness.run()
+    tokens = harness.tokens(req.key)
+    assert [(token.index, token.token_id) for token in tokens] == list(enumerate(whole))[3:]
+    assert tokens[-1].finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 8], ids=lambda size: f"prompt-{size}")
+def test_bnd_05_prompts_around_a_page_decode_right(size: int) -> None:
+    harness = Harness()
+    prompt = list(range(30, 30 + size))
+    req = make_req(prompt, output_len=10)
+    harness.admit(req)
+    harness.run()
+    assert [token.token_id for token in harness.tokens(req.key)] == continuation(prompt, 10)
+    harness.assert_idle()
+
+
+def test_a_request_that_needs_the_whole_pool_fits_it_exactly() -> None:
+    harness = Harness(pages=4)
+    for uid, (length, output) in enumerate([(14, 2), (8, 8), (1, 15)]):
+        req = make_req(range(50 * uid, 50 * uid + length), uid=uid, output_len=output)
+        harness.admit(req)
+        harness.run()
+        assert len(harness.tokens(req.key)) == output
+        harness.assert_idle()
+
+
+def test_completions_share_the_prompts_pages_and_differ_in_output() -> None:
+    harness = Harness(pages=12)
+    req = make_req(PROMPT, n=3, output_len=6)
+    granted = harness.granted(harness.reserve(req))
+    assert len(granted.page_ids) == 3
+    harness.commit(req, granted)
+    assert harness.counts().held == 3 + 2 + 3  # prompt, copies of its last page, growth
+    harness.run()
+    for i in range(3):
+        assert [token.token_id for token in harness.tokens(req.key.for_completion(i))] == continuation(PROMPT, 6, i)
+    harness.assert_idle()
+
+
+def test_a_completion_whose_first_token_ended_it_is_not_run() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, n=3)
+    granted = harness.granted(harness.reserve(req))
+    harness.commit(req, granted, finish=[None, FinishReason.STOP, None])
+    harness.run()
+    assert [bool(harness.tokens(req.key.for_completion(i))) for i in range(3)] == [True, False, True]
+    harness.assert_idle()
+
+
+def test_a_ticket_whose_completions_all_ended_gives_everything_back_at_commit() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, n=2)
+    harness.commit(req, harness.granted(harness.reserve(req)), finish=[FinishReason.STOP, FinishReason.STOP])
+    assert not harness.core.has_work()
+    harness.assert_idle()
+
+
+def test_max_running_bounds_the_batch_and_the_rest_joins_in_order() -> None:
+    harness = Harness(max_running=2)
+    for uid in (3, 1, 2):
+        harness.admit(make_req([*PROMPT, uid], uid=uid, output_len=3))
+    harness.run()
+    assert [[uid for uid, _ in batch] for batch in harness.runner.batches] == [[1, 2], [1, 2], [3], [3]]
+
+
+def test_can_04_requests_waiting_for_a_batch_slot_are_dropped_by_cancel() -> None:
+    harness = Harness(max_running=1, pages=64)
+    harness.admit(make_req(PROMPT, uid=1, output_len=20))
+    waiting = [make_req([*PROMPT, uid], uid=uid) for uid in range(2, 12)]
+    for req in waiting:
+        harness.admit(req)
+    harness.step()
+    for req in waiting:
+        harness.do(commands.Cancel(req.key))
+    harness.run()
+    assert len(harness.tokens(WorkKey(EPOCH, 1, 1))) == 20
+    assert not any(harness.tokens(req.key) for req in waiting)
+    harness.assert_idle()
+
+
+def test_cancelling_a_running_request_ends_its_tokens_and_keeps_its_pages_as_cache() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, output_len=20)
+    harness.admit(req)
+    harness.step()
+    harness.do(commands.Cancel(req.key))
+    harness.do(commands.Cancel(req.key))
+    seen = len(harness.tokens(req.key))
+    harness.run()
+    assert len(harness.tokens(req.key)) == seen
+    assert harness.counts().cached == 2
+    harness.assert_idle()
+
+
+def test_a_tombstone_refuses_a_later_reserve_for_one_lease() -> None:
+    harness = Harness()
+    req = make_req(PROMPT)
+    harness.do(commands.Cancel(req.key))
+    with pytest.raises(Aborted, match="was cancelled"):
+        harness.reserve(req)
+    harness.reserve(make_req(PROMPT, attempt=2))
+    harness.tick(11)
+    harness.reserve(req)
+
+
+def test_a_ticket_ends_with_the_last_of_its_completions() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, n=2)
+    granted = harness.granted(harness.reserve(req))
+    harness.do(commands.Cancel(req.key))
+    assert harness.do(commands.Renew((granted.ticket,))) == []
+    harness.do(commands.Cancel(req.key.for_completion(1)))
+    assert harness.do(commands.Renew((granted.ticket,))) == [granted.ticket]
+
+
+def test_a_completion_cancelled_before_commit_is_not_run() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, n=2)
+    granted = harness.granted(harness.reserve(req))
+    harness.do(commands.Cancel(req.key))
+    harness.commit(req, granted)
+    harness.run()
+    assert not harness.tokens(req.key)
+    assert len(harness.tokens(req.key.for_completion(1))) == 4
+    harness.assert_idle()
+
+
+def test_commit_is_refused_while_pages_are_missing_and_taken_after() -> None:
+    harness = Harness()
+    req = make_req(PROMPT)
+    granted = harness.granted(harness.reserve(req))
+    with pytest.raises(FailedPrecondition, match="2 of 3 sent"):
+        harness.do(commands.Commit(granted.ticket, first_tokens(req), 2))
+    harness.commit(req, granted)
+    harness.run()
+    assert len(harness.tokens(req.key)) == 4
+
+
+def test_commit_repeated_gets_the_same_answer_and_runs_nothing_twice() -> None:
+    harness = Harness()
+    req = make_req(PROMPT)
+    granted = harness.granted(harness.reserve(req))
+    harness.commit(req, granted)
+    again = commands.Commit(granted.ticket, first_tokens(req), len(granted.page_ids))
+    harness.do(again)
+    harness.run()
+    harness.do(again)
+    assert len(harness.tokens(req.key)) == 4
+    harness.tick(21)
+    with pytest.raises(NotFound):
+        harness.do(again)
+
+
+@pytest.mark.parametrize("spoil", ["count", "uid", "index"])
+def test_first_tokens_of_another_request_are_refused(spoil: str) -> None:
+    harness = Harness()
+    req = make_req(PROMPT)
+    granted = harness.granted(harness.reserve(req))
+    wrong = {
+        "count": (),
+        "uid": first_tokens(make_req(PROMPT, uid=9)),
+        "index": first_tokens(make_req([*PROMPT, 1], prompt_len=len(PROMPT))),
+    }[spoil]
+    with pytest.raises(InvalidRequest, match="first_tokens"):
+        harness.do(commands.Commit(granted.ticket, wrong, len(granted.page_ids)))
+    harness.commit(req, granted)
+
+
+def test_checksums_that_agree_pass_and_one_that_differs_ends_the_ticket() -> None:
+    harness = Harness()
+    good = make_req(PROMPT, uid=1)
+    harness.commit(good, harness.granted(harness.reserve(good, verify=True)), verify=True)
+    harness.run()
+    assert len(harness.tokens(good.key)) == 4
+    bad = make_req([*PROMPT[:-1], 99], uid=2)
+    granted = harness.granted(harness.reserve(bad, verify=True))
+    with pytest.raises(DataLoss, match="checksum"):
+        harness.do(commands.Commit(granted.ticket, first_tokens(bad), len(granted.page_ids), (0xBAD,) * len(granted.page_ids)))
+    with pytest.raises(Aborted, match="checksum"):
+        harness.do(commands.Commit(granted.ticket, first_tokens(bad), len(granted.page_ids)))
+    harness.assert_idle()
+
+
+def test_verify_without_checksums_is_refused() -> None:
+    harness = Harness()
+    req = make_req(PROMPT)
+    granted = harness.granted(harness.reserve(req, verify=True))
+    with pytest.raises(FailedPrecondition, match="checksums are missing"):
+        harness.do(commands.Commit(granted.ticket, first_tokens(req), len(granted.page_ids)))
+
+
+def test_hnd_07_an_unrenewed_lease_ends_on_the_clock_alone_and_the_router_is_told() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, n=2)
+    granted = harness.granted(harness.reserve(req))
+    harness.tick(9)
+    assert harness.do(commands.Renew((granted.ticket, "unknown"))) == ["unknown"]
+    harness.tick(9)
+    assert not [event for event in harness.events if isinstance(event, events.Failed)]
+    harness.tick(2)
+    failures = [event.failure for event in harness.events if isinstance(event, events.Failed)]
+    assert [failure.key.uid for failure in failures] == [1, 2]
+    assert all(failure.retryable and "lease" in failure.message for failure in failures)
+    with pytest.raises(Aborted, match="lease"):
+        harness.commit(req, granted)
+
+
+def test_a_session_that_breaks_drops_all_its_work_and_only_that() -> None:
+    harness = Harness(pages=16)
+    harness.do(commands.SessionOpened(8))
+    running, receiving = make_req(PROMPT, uid=1, output_len=20), make_req([*PROMPT, 2], uid=2)
+    other = make_req([*PROMPT, 3], uid=3, epoch=8, output_len=9)
+    harness.admit(running)
+    harness.admit(other)
+    granted = harness.granted(harness.reserve(receiving))
+    in_line = harness.reserve(make_req(range(100, 140), uid=4))
+    harness.step()
+    harness.do(commands.SessionClosed(EPOCH))
+    reply = harness.reply(in_line)
+    assert reply is not None and isinstance(reply.error, Aborted)
+    seen = len(harness.tokens(running.key))
+    harness.do(commands.Release(granted.ticket, drained=True))
+    harness.run()
+    assert len(harness.tokens(running.key)) == seen
+    assert len(harness.tokens(other.key)) == 9
+    with pytest.raises(Unavailable, match="no session"):
+        harness.reserve(make_req(PROMPT, uid=5))
+    harness.assert_idle()
+
+
+def test_a_key_that_has_a_ticket_or_runs_is_refused() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, n=2)
+    granted = harness.granted(harness.reserve(req))
+    with pytest.raises(AlreadyExists, match="ticket"):
+        harness.reserve(make_req(PROMPT, uid=2))
+    harness.commit(req, granted)
+    with pytest.raises(AlreadyExists, match="runs"):
+        harness.reserve(make_req(PROMPT, uid=2))
+
+
+@pytest.mark.parametrize(
+    ("length", "output", "n", "limit"),
+    [(10, 119, 1, "128 tokens"), (40, 30, 1, "64 tokens"), (30, 6, 9, "16 pages")],
+    ids=["context", "pool", "n"],
+)
+def test_cap_02_a_request_that_can_never_fit_is_refused_at_once_naming_the_limit(
+    length: int, output: int, n: int, limit: str
+) -> None:
+    harness = Harness(pages=16)
+    with pytest.raises(OutOfRange, match=limit):
+        harness.reserve(make_req(range(length), output_len=output, n=n))
+    harness.assert_idle()
+
+
+def test_a_single_token_to_make_reserves_nothing() -> None:
+    with pytest.raises(InvalidRequest, match="output_len must be at least 2"):
+        Harness().reserve(make_req(PROMPT, output_len=1))
+
+
+def test_flush_drops_cached_pages_that_nobody_uses() -> None:
+    harness = Harness()
+    harness.admit(make_req(PROMPT, uid=1))
+    harness.run()
+    harness.admit(make_req(range(60, 70), uid=2, output_len=20))
+    harness.step()
+    assert harness.do(commands.FlushPrefixCache()) == 3
+    harness.run()
+    assert len(harness.tokens(WorkKey(EPOCH, 2, 1))) == 20
+
+
+def test_stats_are_sent_when_something_changed_and_at_most_once_a_step() -> None:
+    harness = Harness()
+    harness.tick()
+    harness.new_events()
+    harness.tick()
+    assert harness.new_events() == []
+    harness.admit(make_req(PROMPT, output_len=3))
+    harness.tick()
+    (stats,) = [event for event in harness.new_events() if isinstance(event, events.Stats)]
+    assert (stats.running, stats.waiting) == (0, 1)
+    harness.step()
+    (stats,) = [event for event in harness.new_events() if isinstance(event, events.Stats)]
+    assert (stats.running, stats.waiting, stats.pages.held) == (1, 0, 3)
+    harness.step()
+    (stats,) = [event for event in harness.new_events() if isinstance(event, events.Stats)]
+    assert (stats.running, stats.waiting, stats.pages.held) == (0, 0, 0)
+
+
+def test_a_lost_page_ends_the_engine_as_soon_as_it_is_idle() -> None:
+    harness = Harness()
+    harness.admit(make_req(PROMPT))
+    harness.core._pool.try_allocate(1)
+    with pytest.raises(AssertionError, match="still held"):
+        harness.run()
+
+
+def test_drain_turns_the_line_away_and_answers_when_the_last_request_is_done() -> None:
+    harness = Harness(pages=8)
+    running, receiving = make_req(PROMPT, uid=1, output_len=6), make_req(range(50, 58), uid=2)
+    harness.admit(running)
+    granted = harness.granted(harness.reserve(receiving))
+    in_line = harness.reserve(make_req(range(100, 120), uid=3))
+    harness.core.handle(commands.Drain(), 1000)
+    reply = harness.reply(in_line)
+    assert reply is not None and isinstance(reply.error, Unavailable)
+    with pytest.raises(Unavailable, match="draining"):
+        harness.reserve(make_req(PROMPT, uid=4))
+    harness.run()
+    assert harness.reply(1000) is None
+    harness.commit(receiving, granted)
+    harness.run()
+    assert harness.reply(1000) is not None
+    assert len(harness.tokens(receiving.key)) == 4
+
+
+def test_handing_back_retracts_what_runs_and_fails_what_is_being_received() -> None:
+    harness = Harness()
+    harness.admit(make_req(PROMPT, uid=1, output_len=20))
+    granted = harness.granted(harness.reserve(make_req([*PROMPT, 2], uid=2)))
+    harness.step()
+    harness.new_events()
+    harness.do(commands.HandBack())
+    fresh = harness.new_events()
+    assert [event.key.uid for event in fresh if isinstance(event, events.Retracted)] == [1]
+    assert [event.failure.key.uid for event in fresh if isinstance(event, events.Failed)] == [2]
+    harness.do(commands.Release(granted.ticket, drained=True))
+    harness.assert_idle()

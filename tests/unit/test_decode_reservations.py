@@ -1,0 +1,299 @@
+"""Who is granted pages when, who has to give them up, and which pages nobody may have yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.core import WorkKey
+from common.engine.handle import Reply
+from common.errors import Aborted, FailedPrecondition
+from common.work import FinishReason, PageCounts
+from decode_worker import commands, events
+from tests.helpers.decode_core import EPOCH, Harness, first_tokens, make_req
+from tests.helpers.fake_runner import continuation
+
+PROMPT = list(range(10, 20))  # Three pages of 4; a fourth for growth.
+
+
+def one_full(pages: int = 4) -> tuple[Harness, commands.Granted]:
+    """A pool that one reservation fills."""
+    harness = Harness(pages=pages)
+    return harness, harness.granted(harness.reserve(make_req(PROMPT, uid=100)))
+
+
+def served(harness: Harness) -> list[int]:
+    """Call ids of granted Reserves, in order."""
+    return [event.call_id for event in harness.events if isinstance(event, Reply) and event.error is None]
+
+
+def test_the_line_is_served_by_priority_then_arrival_then_router() -> None:
+    harness, granted = one_full()
+    harness.do(commands.SessionOpened(8))
+    wanted = [(0, 3, EPOCH), (0, 2, 8), (5, 9, EPOCH), (0, 2, EPOCH), (-1, 1, EPOCH)]
+    calls = {
+        harness.reserve(make_req([*PROMPT, i], uid=uid, priority=priority, epoch=epoch)): (priority, uid, epoch)
+        for i, (priority, uid, epoch) in enumerate(wanted)
+    }
+    harness.do(commands.Release(granted.ticket, drained=True))
+    order = []
+    for _ in wanted:
+        call_id = served(harness)[-1]
+        order.append(calls[call_id])
+        harness.do(commands.Release(harness.granted(call_id).ticket, drained=True))
+    assert order == [(5, 9, EPOCH), (0, 2, EPOCH), (0, 2, 8), (0, 3, EPOCH), (-1, 1, EPOCH)]
+
+
+def test_a_small_request_does_not_overtake_a_large_one_that_waits() -> None:
+    harness = Harness(pages=8)
+    first = harness.granted(harness.reserve(make_req(PROMPT, uid=1)))
+    large, small = harness.reserve(make_req(range(40, 60), uid=2)), harness.reserve(make_req([1], uid=3))
+    assert harness.reply(large) is None
+    assert harness.reply(small) is None
+    harness.do(commands.Release(first.ticket, drained=True))
+    assert harness.reply(large) is not None
+    assert harness.reply(small) is not None
+
+
+def test_an_abandoned_reserve_leaves_the_line() -> None:
+    harness, granted = one_full()
+    gone, next_one = harness.reserve(make_req(PROMPT, uid=1)), harness.reserve(make_req(PROMPT, uid=2))
+    harness.core.abandon(gone)
+    harness.do(commands.Release(granted.ticket, drained=True))
+    assert harness.reply(gone) is not None
+    assert isinstance(harness.reply(gone).error, Aborted)  # type: ignore[union-attr]
+    assert harness.granted(next_one).page_ids
+
+
+def test_abandoning_a_granted_reserve_frees_its_pages_at_once_because_nobody_knows_them() -> None:
+    harness = Harness()
+    call_id = harness.reserve(make_req(PROMPT))
+    assert harness.counts().held == 4
+    harness.core.abandon(call_id)
+    harness.assert_idle()
+
+
+def test_abandoning_a_granted_grpc_reserve_waits_for_the_event_loop_all_the_same() -> None:
+    harness = Harness()
+    call_id = harness.reserve(make_req(PROMPT), transport="grpc")
+    harness.core.abandon(call_id)
+    assert harness.counts().quarantined == 3
+    harness.do(commands.Drained("ticket-1"))
+    harness.assert_idle()
+
+
+def test_abandoning_after_commit_changes_nothing() -> None:
+    harness = Harness()
+    req = make_req(PROMPT)
+    call_id = harness.reserve(req)
+    harness.commit(req, harness.granted(call_id))
+    harness.core.abandon(call_id)
+    harness.run()
+    assert len(harness.tokens(req.key)) == 4
+
+
+@pytest.mark.parametrize("how", ["cancel", "lease", "session", "release"])
+def test_hnd_09_shm_pages_of_an_ended_ticket_are_nobodys_until_the_sender_has_drained(how: str) -> None:
+    harness = Harness(pages=4)
+    req = make_req(PROMPT)
+    granted = harness.granted(harness.reserve(req))
+    end_ticket(harness, granted, how, req.key)
+    assert harness.counts() == PageCounts(free=1, held=0, cached=0, quarantined=3, total=4)
+    harness.do(commands.Drained(granted.ticket))  # The event loop does not write to shm pages: its word counts for nothing.
+    harness.do(commands.Release(granted.ticket, drained=False))
+    assert harness.counts().quarantined == 3
+    harness.do(commands.Release(granted.ticket, drained=True))
+    harness.do(commands.Release(granted.ticket, drained=True))
+    harness.assert_idle()
+
+
+@pytest.mark.parametrize("how", ["cancel", "lease", "session", "release"])
+def test_grpc_pages_of_an_ended_ticket_are_nobodys_until_the_event_loop_has_closed_the_stream(how: str) -> None:
+    harness = Harness(pages=4)
+    req = make_req(PROMPT)
+    granted = harness.granted(harness.reserve(req, transport="grpc"))
+    end_ticket(harness, granted, how, req.key)
+    closed = [event for event in harness.events if isinstance(event, events.TicketClosed)]
+    assert [event.ticket for event in closed] == [granted.ticket]
+    harness.do(commands.Release(granted.ticket, drained=True))  # The sender's word counts for nothing: frames may be buffered here.
+    harness.do(commands.SenderGone("pair"))
+    assert harness.counts().quarantined == 3
+    harness.do(commands.Drained(granted.ticket))
+    harness.assert_idle()
+
+
+def end_ticket(harness: Harness, granted: commands.Granted, how: str, key: WorkKey) -> None:
+    if how == "cancel":
+        harness.do(commands.Cancel(key))
+    elif how == "lease":
+        harness.tick(11)
+    elif how == "session":
+        harness.do(commands.SessionClosed(EPOCH))
+    else:
+        harness.do(commands.Release(granted.ticket, drained=False))
+
+
+def test_releasing_a_drained_shm_ticket_frees_its_pages_at_once() -> None:
+    harness, granted = one_full()
+    harness.do(commands.Release(granted.ticket, drained=True))
+    harness.assert_idle()
+
+
+def test_flt_03_the_end_of_a_sender_ends_its_tickets_and_frees_their_pages_and_quarantine() -> None:
+    harness = Harness()
+    live = harness.granted(harness.reserve(make_req(PROMPT, uid=1)))
+    ended = harness.granted(harness.reserve(make_req(PROMPT, uid=2)))
+    other = harness.granted(harness.reserve(make_req(PROMPT, uid=3), pair_id="other"))
+    harness.do(commands.Release(ended.ticket, drained=False))
+    harness.do(commands.SenderGone("pair"))
+    assert harness.do(commands.Renew((live.ticket, other.ticket))) == [live.ticket]
+    assert harness.counts()[1:4] == (4, 0, 0)
+    failures = [event.failure for event in harness.events if isinstance(event, events.Failed)]
+    assert [(failure.key.uid, failure.retryable) for failure in failures] == [(1, True)]
+
+
+def test_a_reserve_in_line_learns_that_its_pairing_ended() -> None:
+    harness, granted = one_full()
+    call_id = harness.reserve(make_req(PROMPT, uid=1), pair_id="gone")
+    harness.do(commands.SenderGone("gone"))
+    reply = harness.reply(call_id)
+    assert reply is not None and isinstance(reply.error, FailedPrecondition)
+    assert not [event for event in harness.events if isinstance(event, events.Failed)]
+    assert harness.do(commands.Renew((granted.ticket,))) == []
+
+
+def test_a_grpc_ticket_is_opened_before_its_reply_and_closed_by_its_commit() -> None:
+    harness = Harness()
+    harness.new_events()
+    req = make_req(PROMPT)
+    granted = harness.granted(harness.reserve(req, transport="grpc"))
+    assert [type(event) for event in harness.new_events()] == [events.TicketOpened, Reply]
+    harness.commit(req, granted)
+    assert events.TicketClosed(granted.ticket, "") in harness.new_events()
+    harness.do(commands.Drained(granted.ticket))
+    harness.run()
+    harness.assert_idle()
+
+
+def test_out_of_pages_the_youngest_is_retracted_and_the_oldest_finishes() -> None:
+    harness = Harness(pages=8)
+    old, young = make_req(PROMPT, uid=1, output_len=20), make_req([*PROMPT[:-1], 77], uid=2, output_len=20)
+    harness.admit(young)
+    harness.admit(old)
+    harness.run()
+    assert [event.key.uid for event in harness.events if isinstance(event, events.Retracted)] == [2]
+    assert [token.token_id for token in harness.tokens(old.key)] == continuation(PROMPT, 20)
+    harness.assert_idle()
+
+
+def test_priority_decides_who_counts_as_young() -> None:
+    harness = Harness(pages=8)
+    low, high = make_req(PROMPT, uid=1, output_len=20), make_req([*PROMPT, 7], uid=2, output_len=20, priority=1)
+    harness.admit(low)
+    harness.admit(high)
+    harness.run()
+    assert [event.key.uid for event in harness.events if isinstance(event, events.Retracted)] == [1]
+    assert len(harness.tokens(high.key)) == 20
+
+
+def test_a_committed_request_that_waits_for_a_slot_gives_its_pages_before_the_oldest_starves() -> None:
+    harness = Harness(pages=8, max_running=1)
+    old, waiting = make_req(PROMPT, uid=1, output_len=20), make_req([*PROMPT, 7], uid=2)
+    harness.admit(old)
+    harness.admit(waiting)
+    harness.run()
+    assert [event.key.uid for event in harness.events if isinstance(event, events.Retracted)] == [2]
+    assert not harness.tokens(waiting.key)
+    assert len(harness.tokens(old.key)) == 20
+
+
+def test_nobody_is_granted_pages_while_a_running_request_lacks_one() -> None:
+    harness = Harness(pages=8)
+    old = make_req(PROMPT, uid=2, output_len=20)
+    harness.admit(old)
+    receiving = harness.granted(harness.reserve(make_req(range(40, 50), uid=3)))
+    harness.run()
+    assert len(harness.tokens(old.key)) < 20  # Starved: the other pages are being filled, and nobody can be retracted.
+    assert not harness.core.has_work()
+    small = make_req([5], uid=1, output_len=2)
+    older = harness.reserve(small)
+    assert harness.reply(older) is None
+    harness.do(commands.Release(receiving.ticket, drained=True))
+    assert harness.core.has_work()
+    assert harness.reply(older) is None
+    harness.step()
+    harness.commit(small, harness.granted(older))
+    harness.run()
+    assert [token.token_id for token in harness.tokens(old.key)] == continuation(PROMPT, 20)
+
+
+def test_a_starved_engine_sleeps_and_looks_again_at_each_tick() -> None:
+    harness = Harness(pages=8)
+    old = make_req(PROMPT, uid=1, output_len=20)
+    harness.admit(old)
+    harness.reserve(make_req(range(40, 50), uid=2))
+    harness.run()
+    assert not harness.core.has_work()
+    harness.tick(11)  # The other's lease is over, but its sender may still write: quarantined.
+    harness.run()
+    assert len(harness.tokens(old.key)) < 20
+    harness.do(commands.SenderGone("pair"))
+    harness.run()
+    assert len(harness.tokens(old.key)) == 20
+
+
+def test_cap_04_a_pool_for_two_serves_twenty_requests_through_retraction() -> None:
+    harness = Harness(pages=16, max_running=8)
+    answers = serve_all(harness, {uid: [uid, *PROMPT[1:]] for uid in range(1, 21)}, output_len=22)
+    for uid, tokens in answers.items():
+        assert tokens == continuation([uid, *PROMPT[1:]], 22), f"uid {uid}"
+    assert any(isinstance(event, events.Retracted) for event in harness.events), "the pool was never short"
+    harness.assert_idle()
+
+
+def serve_all(harness: Harness, prompts: dict[int, list[int]], *, output_len: int) -> dict[int, list[int]]:
+    """Router and prefill worker of many requests: attempts as long as they are retracted; the tokens by uid."""
+    streamed: dict[int, list[int]] = {uid: [] for uid in prompts}
+    attempts = dict.fromkeys(prompts, 1)
+    asked = {}
+
+    def ask(uid: int) -> None:
+        done = streamed[uid]
+        if output_len - len(done) == 1:  # The prefill worker makes a single token alone.
+            done += continuation([*prompts[uid], *done], 1)
+            return
+        req = make_req(
+            [*prompts[uid], *done],
+            uid=uid,
+            attempt=attempts[uid],
+            prompt_len=len(prompts[uid]),
+            output_len=output_len - len(done),
+        )
+        asked[harness.reserve(req)] = req
+
+    for uid in prompts:
+        ask(uid)
+    for _ in range(5000):
+        if not asked and not harness.core.has_work():
+            break
+        for call_id, req in list(asked.items()):
+            if harness.reply(call_id) is not None:
+                del asked[call_id]
+                (token,) = first_tokens(req)
+                assert token.index == len(streamed[req.uid])
+                streamed[req.uid].append(token.token_id)
+                harness.commit(req, harness.granted(call_id))
+        harness.new_events()
+        harness.run(1)
+        for event in harness.new_events():
+            if isinstance(event, events.StepTokens):
+                for token in event.tokens:
+                    tokens = streamed[token.key.uid]
+                    assert token.key.attempt == attempts[token.key.uid]
+                    assert token.index <= len(tokens)
+                    if token.index == len(tokens):
+                        tokens.append(token.token_id)
+                    assert (token.finish is FinishReason.LENGTH) == (token.index + 1 == output_len)
+            elif isinstance(event, events.Retracted):
+                attempts[event.key.uid] += 1
+                ask(event.key.uid)
+    return streamed
