@@ -26,6 +26,6 @@ echo "installing $torch (where pip only has the CUDA build for this Python, seve
 # $torch may carry options of pip's, so it is split into words.
 $pip install $torch
 echo "installing the pinned dependencies"
-$pip install -q -r requirements.lock
+$pip install -r requirements.lock
 rm -f .venv/.ready-*
 touch "$ready"

@@ -3,7 +3,7 @@
 | raised                         | status                    | logged              |
 | a PdserveError                 | its own, with its text    | one line            |
 | CancelledError, client gone    | (nobody listens)          | nothing             |
-| CancelledError, ours           | UNAVAILABLE               | one line            |
+| CancelledError, ours           | UNAVAILABLE               | at debug level      |
 | anything else                  | INTERNAL "internal error" | with its traceback  |
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from common.errors import PdserveError, Unavailable
+from common.errors import PdserveError
 
 # A status message travels in a header, and peers refuse headers beyond some KiB.
 MAX_MESSAGE_CHARS = 1000
@@ -74,7 +74,8 @@ async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException
         if context.cancelled() or context.done():
             raise error
         # grpc leaves the client waiting for ever when a handler ends in a cancellation that the client did not ask for (GRP-02).
-        error = Unavailable("the server gave up this call")
+        log.debug("%s was cancelled by the server", method, extra=extra)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server gave up this call")
     if isinstance(error, PdserveError):
         log.info("%s: %s: %s", method, error.status.name, error, extra=extra)
         await context.abort(error.status, _shortened(str(error)))

@@ -1,0 +1,65 @@
+"""One process of the local cluster: started, its output shown with a prefix, asked to stop once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+LONGEST_LINE = 1 << 20
+
+
+class Child:
+    """A running process in a session of its own: a Ctrl-C in the terminal does not reach it, only interrupt() does."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, show: Callable[[str], None]) -> None:
+        self.name = name
+        self.last_line = ""
+        self._process = process
+        self._show = show
+        self._interrupted = False
+        self.ended = asyncio.create_task(self._follow(), name=name)
+        """Done with the exit code, once all output is shown."""
+
+    @classmethod
+    async def start(cls, name: str, command: Sequence[str], *, env: dict[str, str], show: Callable[[str], None]) -> Child:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "deploy.tied", str(os.getpid()), *command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | env | {"PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+            limit=LONGEST_LINE,
+        )
+        return cls(name, process, show)
+
+    def interrupt(self) -> None:
+        """Sends SIGINT, the first time it is called."""
+        if not self._interrupted:
+            self._interrupted = True
+            self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def _follow(self) -> int:
+        assert self._process.stdout is not None
+        while True:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:
+                line = b"(a line that is too long to show)\n"
+            if not line:
+                break
+            text = line.decode(errors="replace").rstrip()
+            self.last_line = text or self.last_line
+            self._show(text)
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code

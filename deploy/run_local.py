@@ -1,0 +1,94 @@
+"""A whole cluster on this machine: router, prefill workers and decode workers, until Ctrl-C (make run-local).
+
+Start: resolve the model -> check the folder -> start every process -> wait until the router would take a request -> say so.
+End:   Ctrl-C, or one process ends -> each gets exactly one SIGINT -> all have ended -> exit. A second Ctrl-C kills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from common.address import Address
+from common.errors import StartError
+from common.model_dir import ModelDir
+from deploy.cluster import Cluster
+from deploy.cluster_plan import Command, Options, engine_takes_cuda, place, plan
+from deploy.fetch_model import resolve
+from deploy.progress import say
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default="", help="folder, or owner/name of the hub; default: SmolLM2-135M-Instruct, fetched once"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument("--prefill", type=int, default=1, help="prefill workers (default: 1)")
+    parser.add_argument("--decode", type=int, default=1, help="decode workers (default: 1)")
+    parser.add_argument("--port", type=int, default=50051, help="the router's, on 127.0.0.1; 0 takes a free one (default: 50051)")
+    parser.add_argument("--max-context", type=int, help="caps the context, in tokens")
+    parser.add_argument("--dtype", help="what the workers compute in (default: theirs)")
+    parser.add_argument("--log-level", default="info", help="debug, info, warning or error (default: info)")
+    arguments = parser.parse_args()
+    try:
+        return asyncio.run(_run(_commands(arguments)))
+    except (StartError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _commands(arguments: argparse.Namespace) -> list[Command]:
+    if arguments.prefill < 1 or arguments.decode < 1:
+        raise ValueError(f"PREFILL and DECODE must be at least 1, got {arguments.prefill} and {arguments.decode}")
+    model = ModelDir.open(resolve(arguments.model))
+    device, gpus = arguments.device, 0 if arguments.device == "cpu" else _count_gpus()
+    if device == "auto" and gpus and not engine_takes_cuda():
+        say(f"{gpus} GPU(s) here, but the engine of this version computes on the CPU only")
+        device = "cpu"
+    devices = place(device, gpus=gpus, prefill=arguments.prefill, decode=arguments.decode)
+    options = Options(
+        model=model.path,
+        router=Address("127.0.0.1", arguments.port or _free_port()),
+        prefill=arguments.prefill,
+        decode=arguments.decode,
+        max_context=arguments.max_context,
+        dtype=arguments.dtype,
+        log_level=arguments.log_level,
+    )
+    say(f"model {model.path}, workers on {', '.join(dict.fromkeys(devices))}")
+    return plan(options, devices=devices, cores=len(os.sched_getaffinity(0)))
+
+
+def _count_gpus() -> int:
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=30)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _run(commands: Sequence[Command]) -> int:
+    cluster = Cluster(commands)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, cluster.stop)
+    return await cluster.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
