@@ -1,0 +1,68 @@
+"""Names and bounds of running requests."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.errors import AlreadyExists, PdserveError, ResourceExhausted, Unavailable
+from router.admission import Admission
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_name_is_taken_until_its_owner_leaves() -> None:
+    admission = Admission(max_queue=9, max_in_flight=9)
+    with admission.enter("a"), pytest.raises(AlreadyExists, match="'a'"):
+        admission.enter("a")
+    with admission.enter("a"):
+        assert admission.in_flight == 1
+    assert (admission.in_flight, admission.queued) == (0, 0)
+
+
+def test_the_queue_is_bounded_and_a_first_token_makes_room() -> None:
+    admission = Admission(max_queue=2, max_in_flight=3)
+    tickets = [admission.enter(name) for name in "ab"]
+    with pytest.raises(ResourceExhausted, match=r"2 requests wait.*limit is 2 \(--max-queue\); try again"):
+        admission.enter("c")
+    tickets[0].started()
+    tickets[0].started()
+    assert (admission.queued, admission.streaming) == (1, 1)
+    third = admission.enter("c")
+    third.started()
+    with pytest.raises(ResourceExhausted, match=r"3 requests are in flight.*limit is 3 \(--max-in-flight\)"):
+        admission.enter("d")
+
+
+def test_a_refused_request_leaves_no_trace() -> None:
+    admission = Admission(max_queue=1, max_in_flight=1)
+    with admission.enter("a"), pytest.raises(ResourceExhausted):
+        admission.enter("b")
+    assert admission.find("b") is None and admission.in_flight == 0
+
+
+def test_closed_means_nobody_gets_in() -> None:
+    admission = Admission(max_queue=1, max_in_flight=1)
+    admission.close("the router is shutting down")
+    with pytest.raises(Unavailable, match="shutting down"):
+        admission.enter("a")
+
+
+def test_an_end_asked_for_before_there_was_anything_to_end_is_not_forgotten() -> None:
+    ticket = Admission(max_queue=1, max_in_flight=1).enter("a")
+    ends: list[PdserveError | None] = []
+    ticket.end(None)
+    ticket.attach(ends.append)
+    ticket.end(Unavailable("x"))
+    assert ends[0] is None and str(ends[1]) == "x"
+
+
+async def test_empty_returns_when_the_last_one_left() -> None:
+    admission = Admission(max_queue=5, max_in_flight=5)
+    await asyncio.wait_for(admission.empty(), 0.1)
+    with admission.enter("a"):
+        waiting = asyncio.create_task(admission.empty())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 0.1)

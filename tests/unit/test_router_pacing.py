@@ -1,0 +1,58 @@
+"""When a stream's writer writes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from router.pacing import WRITE_SECONDS, Outlet, write_gap
+
+pytestmark = pytest.mark.unit
+
+
+def test_the_gap_grows_with_the_streams_so_that_all_writes_take_at_most_one_core() -> None:
+    for streams in (1, 16, 128, 4096):
+        assert streams / write_gap(streams) * WRITE_SECONDS == pytest.approx(1.0)
+    assert write_gap(0) == 0
+
+
+async def test_the_first_token_goes_out_at_once_and_the_next_waits_for_the_gap() -> None:
+    outlet = Outlet(active_streams=lambda: 500)
+    outlet.touch(time.monotonic())
+    await asyncio.wait_for(outlet.wait(), 0.01)
+    outlet.wrote()
+    began = time.monotonic()
+
+    outlet.touch(began)
+    outlet.touch(began)
+    await outlet.wait()
+
+    assert time.monotonic() - began >= write_gap(500) * 0.9
+
+
+async def test_what_must_not_wait_does_not_and_wakes_only_once() -> None:
+    outlet = Outlet(active_streams=lambda: 100_000)
+    outlet.wrote()
+    outlet.touch(time.monotonic())
+    outlet.touch_now()
+    await asyncio.wait_for(outlet.wait(), 0.05)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(outlet.wait(), 0.02)
+
+
+async def test_a_touch_while_nobody_waits_is_not_lost() -> None:
+    outlet = Outlet(active_streams=lambda: 0)
+    outlet.touch_now()
+    await asyncio.sleep(0)
+    await asyncio.wait_for(outlet.wait(), 0.05)
+
+
+async def test_closing_forgets_the_timer() -> None:
+    outlet = Outlet(active_streams=lambda: 100)
+    outlet.wrote()
+    outlet.touch(time.monotonic())
+    outlet.close()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(outlet.wait(), 0.03)

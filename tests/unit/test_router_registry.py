@@ -1,0 +1,109 @@
+"""Who is registered and why others are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from common.errors import FailedPrecondition, Incompatible
+from common.work import Compatibility, Role, WorkerLoad, WorkerProfile
+from router.registry import LOST_SHOWN_SECONDS, Registry
+from router.workers import Worker, WorkerState
+
+pytestmark = pytest.mark.unit
+
+SAME = Compatibility("f", "float32", 16, 1024, 2, 2, 16)
+
+
+class Listener:
+    """Notes joins and leaves."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def joined(self, worker: Worker) -> None:
+        self.log.append(f"+{worker.id}")
+
+    def left(self, worker: Worker) -> None:
+        self.log.append(f"-{worker.id}")
+
+    def changed(self) -> None:
+        self.log.append("!")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry(clock: Clock) -> Registry:
+    return Registry(fingerprint="f", clock=clock)
+
+
+def profile(worker_id: str, role: Role = "prefill", *, port: int = 1, **differs: Any) -> WorkerProfile:
+    return WorkerProfile(worker_id, role, f"127.0.0.1:{port}", replace(SAME, **differs), "cpu", 10, 1, "0")
+
+
+def test_joining_and_leaving_are_told_once(registry: Registry) -> None:
+    listener = Listener()
+    registry.listen(listener)
+    worker = registry.join(profile("p"))
+    registry.leave(worker, "gone")
+    registry.leave(worker, "gone again")
+    assert listener.log == ["+p", "!", "-p", "!"]
+    assert (registry.live, [lost.state for lost in registry.recently_lost]) == ([], [WorkerState.LOST])
+
+
+def test_a_refusal_is_the_reason_until_it_is_old_or_mended(registry: Registry, clock: Clock) -> None:
+    registry.join(profile("p", port=1))
+    with pytest.raises(Incompatible, match=r"page_size differs: 32 on decode worker d at 127.0.0.1:2, 16 on prefill worker p"):
+        registry.join(profile("d", "decode", port=2, page_size=32))
+    assert "page_size differs: 32" in registry.why_none("decode")
+
+    registry.join(profile("d2", "decode", port=2))
+    registry.leave(registry.live[1], "killed")
+    assert "page_size" not in registry.why_none("decode") and "killed" in registry.why_none("decode")
+
+    clock.now += LOST_SHOWN_SECONDS
+    assert registry.why_none("decode") == "no decode worker is registered"
+    assert registry.recently_lost == []
+
+
+def test_an_incompatible_successor_at_the_same_address_needs_only_to_suit_the_others(registry: Registry) -> None:
+    registry.join(profile("old", port=1, page_size=32))
+    registry.join(profile("new", port=1, page_size=64))
+    assert [worker.id for worker in registry.live] == ["new"]
+
+
+def test_a_replaced_worker_stays_out_while_its_successor_lives(registry: Registry) -> None:
+    registry.join(profile("old", port=1))
+    successor = registry.join(profile("new", port=1))
+    with pytest.raises(FailedPrecondition, match="new at 127.0.0.1:1 has taken over from"):
+        registry.join(profile("old", port=1))
+    registry.leave(successor, "gone")
+    assert registry.join(profile("old", port=1)).state is WorkerState.READY
+
+
+def test_the_same_worker_registering_again_is_a_new_registration(registry: Registry) -> None:
+    first = registry.join(profile("p"))
+    second = registry.join(profile("p"))
+    registry.leave(first, "its old stream ended")
+    assert registry.live == [second] and second.state is WorkerState.READY
+
+
+def test_why_none_tells_draining_from_unreachable(registry: Registry) -> None:
+    worker = registry.join(profile("p"))
+    worker.trouble = "connection refused"
+    assert registry.why_none("prefill") == "no session with prefill worker p at 127.0.0.1:1: connection refused"
+    registry.report(worker, WorkerLoad(draining=True))
+    assert registry.why_none("prefill") == "every prefill worker is draining"
