@@ -34,7 +34,9 @@ def test_a_tickets_pages_hold_exactly_the_tokens_after_the_prefix(input_len: int
 
 
 @given(st.integers(1, 200), st.integers(0, 200), st.integers(0, 12), st.integers(1, 17))
-def test_a_page_is_ready_once_its_last_token_is_computed(input_len: int, computed: int, prefix_pages: int, page_size: int) -> None:
+def test_a_page_is_ready_once_its_last_token_is_computed(
+    input_len: int, computed: int, prefix_pages: int, page_size: int
+) -> None:
     prefix_len = min(prefix_pages, input_len // page_size) * page_size
     shape = {"input_len": input_len, "prefix_len": prefix_len, "page_size": page_size}
     ready = pages_ready(computed, **shape)
