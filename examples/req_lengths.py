@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torch  # noqa: E402
+import torch
 
-from common.core import Req, SamplingParams  # noqa: E402
+from common.core import Req, SamplingParams
 
 
 def main() -> None:

@@ -1,0 +1,123 @@
+"""A chat in the terminal: python -m examples.chat [--router 127.0.0.1:50051]
+
+Ctrl-C stops an answer, /reset forgets the conversation, /quit or Ctrl-D leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from typing import Any
+
+import grpc
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import HTML
+from prompt_toolkit.patch_stdout import patch_stdout
+from rich.console import Console
+
+from common.rpc.channels import make_channel
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
+from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
+
+
+class Chat:
+    """A conversation with one router."""
+
+    def __init__(self, channel: grpc.aio.Channel, console: Console, *, temperature: float, max_tokens: int) -> None:
+        self._stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+        self._console = console
+        self._sampling = pb.SamplingParams(temperature=temperature, max_tokens=max_tokens)
+        self._messages: list[pb.ChatMessage] = []
+
+    async def model(self) -> str:
+        """What is served. Raises AioRpcError."""
+        model = await self._stub.GetModel(pb.GetModelRequest(), timeout=5)
+        return f"{model.name}, {model.dtype or 'no workers yet'}, {model.max_context} tokens of context"
+
+    def reset(self) -> None:
+        self._messages.clear()
+
+    async def ask(self, question: str) -> None:
+        """Streams the answer to the console. A failed or stopped call leaves the conversation as it was before the question."""
+        self._messages.append(pb.ChatMessage(role="user", content=question))
+        request = pb.GenerateRequest(chat=pb.Chat(messages=self._messages), sampling=self._sampling)
+        call = self._stub.Generate(request)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, call.cancel)
+        try:
+            answer = await self._stream(call)
+        except grpc.aio.AioRpcError as error:
+            self._messages.pop()
+            self._console.print(f"[red]{error.code().name}: {error.details()}", highlight=False)
+        except asyncio.CancelledError:
+            self._messages.pop()
+            self._console.print("\n[dim]stopped")
+        else:
+            self._messages.append(pb.ChatMessage(role="assistant", content=answer))
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    async def _stream(self, call: Any) -> str:
+        """The whole answer, once it has been shown. Raises AioRpcError, or CancelledError after call.cancel()."""
+        began, first, tokens, answer = time.monotonic(), 0.0, 0, ""
+        async for response in call:
+            if response.HasField("delta"):
+                first = first or time.monotonic()
+                tokens += len(response.delta.token_ids)
+                answer += response.delta.text
+                self._console.print(response.delta.text, end="", markup=False, highlight=False, soft_wrap=True)
+            elif response.HasField("finished"):
+                self._summary(response.finished, seconds=time.monotonic() - first, tokens=tokens, ttft=first - began)
+        return answer
+
+    def _summary(self, finished: pb.Finished, *, seconds: float, tokens: int, ttft: float) -> None:
+        rate = f"{(tokens - 1) / seconds:.1f} tokens/s" if tokens > 1 and seconds > 0 else "one token"
+        usage = finished.usage
+        cut = ", cut off by the length limit" if finished.reason == pb.FINISH_REASON_LENGTH else ""
+        counts = f"{usage.prompt_tokens} tokens in ({usage.cached_tokens} cached), {usage.completion_tokens} out"
+        self._console.print(f"\n[dim]first token after {ttft * 1000:.0f} ms, {rate}, {counts}{cut}", highlight=False)
+
+
+async def converse(chat: Chat, console: Console) -> None:
+    session: PromptSession[str] = PromptSession()
+    while True:
+        try:
+            with patch_stdout():
+                question = (await session.prompt_async(HTML("<b>&gt; </b>"))).strip()
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+        if question == "/quit":
+            return
+        if question == "/reset":
+            chat.reset()
+            console.print("[dim]a new conversation")
+        elif question.startswith("/"):
+            console.print("[dim]/reset forgets the conversation, /quit leaves")
+        elif question:
+            await chat.ask(question)
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--router", default="127.0.0.1:50051", help="host:port (default: 127.0.0.1:50051)")
+    parser.add_argument("--temperature", type=float, default=0.3, help="0 is greedy (default: 0.3)")
+    parser.add_argument("--max-tokens", type=int, default=512, help="per answer (default: 512)")
+    arguments = parser.parse_args()
+    console = Console()
+    async with make_channel(arguments.router) as channel:
+        chat = Chat(channel, console, temperature=arguments.temperature, max_tokens=arguments.max_tokens)
+        try:
+            console.print(f"[dim]{await chat.model()}. /reset, /quit; Ctrl-C stops an answer", highlight=False)
+        except grpc.aio.AioRpcError as error:
+            print(f"error: no router answers on {arguments.router}: {error.details()}", file=sys.stderr)
+            return 2
+        await converse(chat, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
