@@ -1,0 +1,136 @@
+"""The fake workers of bench/router.py, in a process of their own: prefill takes no time, decode emits steps as told.
+
+    python -m bench.router_worker --router ADDR --fingerprint HEX --times FILE [--rate TOKENS_PER_SECOND]
+
+Every token's id is the number of the step that made it, modulo IDS; FILE holds the time of each such step, so that a client
+on the same machine can tell a token's age.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import mmap
+import time
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import uvloop
+
+from common.address import Address
+from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, generation_pb2, prefill_pb2, prefill_pb2_grpc, work_pb2
+from common.rpc.registration import Registration
+from common.rpc.server import bind, make_server
+from common.work import Compatibility, PageCounts, Role, WorkerLoad, WorkerProfile
+
+IDS = 256
+Times: TypeAlias = "memoryview[float]"
+TOTAL_PAGES = 1 << 20
+
+
+class Decoder:
+    """The running requests: one Token message each, advanced and sent again with every step."""
+
+    def __init__(self, times: Times, *, rate: float) -> None:
+        """rate: tokens per second over all requests; 0: as fast as flow control takes them."""
+        self.running: dict[int, tuple[work_pb2.Token, int]] = {}
+        self._times = times
+        self._rate = rate
+        self._step = 0
+        self._begun = asyncio.Event()
+
+    def add(self, req: work_pb2.Req) -> None:
+        self.running[req.key.uid] = work_pb2.Token(uid=req.key.uid, attempt=req.key.attempt), req.output_len
+        self._begun.set()
+
+    def cancel(self, uid: int) -> None:
+        self.running.pop(uid, None)
+
+    async def next_step(self) -> decode_pb2.DecodeSessionResponse:
+        while not self.running:
+            self._begun.clear()
+            await self._begun.wait()
+        if self._rate:
+            await asyncio.sleep(max(0.0, self._last() + len(self.running) / self._rate - time.monotonic()))
+        self._step += 1
+        slot = self._step % IDS
+        tokens = []
+        for uid, (token, length) in list(self.running.items()):
+            token.index += 1
+            token.token_id = slot
+            if token.index + 1 == length:
+                token.finish = generation_pb2.FINISH_REASON_LENGTH
+                del self.running[uid]
+            tokens.append(token)
+        self._times[slot] = time.monotonic()
+        return decode_pb2.DecodeSessionResponse(step=decode_pb2.Step(tokens=tokens))
+
+    def _last(self) -> float:
+        return float(self._times[self._step % IDS])
+
+
+class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:
+        await context.write(prefill_pb2.PrefillSessionResponse(opened=prefill_pb2.SessionOpened(worker_id="p")))
+        async for message in request_iterator:
+            if message.HasField("submit"):
+                key = message.submit.req.key
+                first = work_pb2.Token(uid=key.uid, attempt=key.attempt, index=0)
+                await context.write(prefill_pb2.PrefillSessionResponse(first_token=first))
+                self._decoder.add(message.submit.req)
+
+
+class Decode(decode_pb2_grpc.DecodeServiceServicer):
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:
+        await context.write(decode_pb2.DecodeSessionResponse(opened=prefill_pb2.SessionOpened(worker_id="d")))
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            while True:
+                await context.write(await self._decoder.next_step())
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: Any) -> None:
+        async for message in requests:
+            if message.HasField("cancel"):
+                self._decoder.cancel(message.cancel.uid)
+
+
+async def main(router: str, fingerprint: str, times: Times, rate: float) -> None:
+    decoder = Decoder(times, rate=rate)
+    same = Compatibility(fingerprint, "float32", 16, 4096, 2, 2, 16)
+    load = WorkerLoad(pages=PageCounts(TOTAL_PAGES, 0, 0, 0, TOTAL_PAGES))
+    roles: list[tuple[str, Role, Any, Any]] = [
+        ("p", "prefill", prefill_pb2_grpc.add_PrefillServiceServicer_to_server, Prefill(decoder)),
+        ("d", "decode", decode_pb2_grpc.add_DecodeServiceServicer_to_server, Decode(decoder)),
+    ]
+    servers, registrations = [], []
+    for worker_id, role, add, servicer in roles:
+        server = make_server()
+        add(servicer, server)
+        address = await bind(server, Address("127.0.0.1", 0))
+        await server.start()
+        servers.append(server)  # One that nobody holds stops.
+        profile = WorkerProfile(worker_id, role, str(address), same, "cpu", TOTAL_PAGES, 1024, "bench")
+        registration = Registration(
+            routers=[Address.parse(router)], profile=profile, load=lambda: load, on_drain=lambda grace: None
+        )
+        registrations.append(registration.run())
+    await asyncio.gather(*registrations)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--router", required=True)
+    parser.add_argument("--fingerprint", required=True)
+    parser.add_argument("--times", type=Path, required=True)
+    parser.add_argument("--rate", type=float, default=0.0)
+    args = parser.parse_args()
+    with args.times.open("r+b") as file, mmap.mmap(file.fileno(), IDS * 8) as shared:
+        uvloop.run(main(args.router, args.fingerprint, memoryview(shared).cast("d"), args.rate))
