@@ -94,7 +94,7 @@ class PrefillServer:
     async def close(self) -> int:
         """Ends the sessions and closes everything; returns the exit code."""
         died = self.worker.died
-        failure = died.exception() or died.result() if died.done() else None
+        failure = died.result() if died.done() else None
         if failure is not None:
             log.critical("the engine has died", exc_info=failure)
         await self._servicer.end_sessions(
@@ -105,8 +105,11 @@ class PrefillServer:
             await asyncio.gather(self._registration, return_exceptions=True)
         self._health.shutdown()
         await self.worker.close()
-        await self._server.stop(grace=0.5)
         return 0 if failure is None else 1
+
+    async def stop_listening(self) -> None:
+        """Calls still open, health watchers among them, get a moment to end."""
+        await self._server.stop(grace=0.5)
 
     async def _drain_or_death(self) -> None:
         log.info("draining for at most %g s", self._grace.total_seconds())
@@ -174,13 +177,16 @@ async def serve(config: Config, stop: Stop) -> int:
     server = PrefillServer(config, pool_pages=pool_pages_of(config))
     register_page_gauges(server.worker.pages)
     register_load_gauges(server.worker.load)
-    address = await server.listen()
-    log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
-    loading = asyncio.create_task(server.load())
-    stopping = asyncio.create_task(stop.requested.wait())
-    await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if not loading.done():
-        return 0  # Asked to stop while the model was loading: nothing was begun.
-    await loading
-    print(f"prefill worker ready on {address}", flush=True)
-    return await server.ended(stop)
+    try:
+        address = await server.listen()
+        log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
+        loading = asyncio.create_task(server.load())
+        stopping = asyncio.create_task(stop.requested.wait())
+        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await loading  # Also when asked to stop: a thread that loads weights cannot be interrupted.
+        if not stop.requested.is_set():
+            print(f"prefill worker ready on {address}", flush=True)
+        return await server.ended(stop)
+    finally:
+        await server.stop_listening()
