@@ -19,7 +19,6 @@ class Child:
         self.last_line = ""
         self._process = process
         self._show = show
-        self._interrupted = False
         self.ended = asyncio.create_task(self._follow(), name=name)
         """Done with the exit code, once all output is shown."""
 
@@ -37,10 +36,8 @@ class Child:
         return cls(name, process, show)
 
     def interrupt(self) -> None:
-        """Sends SIGINT, the first time it is called."""
-        if not self._interrupted:
-            self._interrupted = True
-            self._signal(signal.SIGINT)
+        """Sends SIGINT, if it still runs."""
+        self._signal(signal.SIGINT)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)

@@ -32,42 +32,57 @@ class Cluster:
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def stop(self) -> None:
-        """The first call asks every process to end, once; a second one kills them."""
-        for child in self._children:
-            child.kill() if self._stopping.is_set() else child.interrupt()
-        if not self._stopping.is_set():
+        """The first call asks every process to end; a second one kills them."""
+        if self._stopping.is_set():
+            self._kill()
+        else:
             say("stopping (once more: kill)")
-        self._stopping.set()
+            self._stopping.set()
 
     async def run(self) -> int:
         """Until all processes have ended: 0 if they were asked to and did well, else the first bad one's exit code."""
+        await self._start()
+        announcing = asyncio.create_task(self._announce())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([*(child.ended for child in self._children), stopping], return_when=asyncio.FIRST_COMPLETED)
+        code = 0 if self._stopping.is_set() else self._blame()
+        for task in (announcing, stopping):
+            task.cancel()
+        await self._end()
+        return code or next((child.ended.result() for child in self._children if child.ended.result()), 0)
+
+    async def _start(self) -> None:
         width = max(len(command.name) for command in self._commands)
         for command, colour in zip(self._commands, itertools.cycle(COLOURS), strict=False):
-            show = self._shower(command.name, width, colour)
-            self._children.append(await Child.start(command.name, command.line, env=command.env, show=show))
-        announcing = asyncio.create_task(self._announce())
-        ends = {child.ended: child for child in self._children}
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait([*ends, stopping], return_when=asyncio.FIRST_COMPLETED)
-        announcing.cancel()
-        code = 0
-        if not self._stopping.is_set():
-            first = next(child for child in self._children if child.ended.done())
-            code = first.ended.result() or 1
-            say(f"error: {first.name} ended with exit code {first.ended.result()}: {first.last_line}")
-            self.stop()
-        await self._all_ended()
-        await asyncio.gather(announcing, stopping, return_exceptions=True)
-        return code or next((end.result() for end in ends if end.result()), 0)
+            if not self._stopping.is_set():
+                show = self._shower(command.name, width, colour)
+                self._children.append(await Child.start(command.name, command.line, env=command.env, show=show))
 
-    async def _all_ended(self) -> None:
-        ends = [child.ended for child in self._children]
-        _, late = await asyncio.wait(ends, timeout=STOP_SECONDS)
-        if late:
-            say(f"{', '.join(task.get_name() for task in late)} did not end within {STOP_SECONDS} s: killed")
-            for child in self._children:
-                child.kill()
-            await asyncio.wait(ends)
+    def _blame(self) -> int:
+        """Says which process ended although nobody asked it to; the exit code that follows from it."""
+        first = next(child for child in self._children if child.ended.done())
+        code = first.ended.result()
+        say(f"error: {first.name} ended with exit code {code}: {first.last_line}")
+        return code or 1
+
+    async def _end(self) -> None:
+        """The router first, which needs the workers to finish what is running; then the workers. Each gets one SIGINT."""
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                for group in (self._children[:1], self._children[1:]):
+                    for child in group:
+                        child.interrupt()
+                    for child in group:
+                        await asyncio.shield(child.ended)
+        except TimeoutError:
+            late = [child.name for child in self._children if not child.ended.done()]
+            say(f"{', '.join(late)} did not end within {STOP_SECONDS} s: killed")
+            self._kill()
+            await asyncio.gather(*(child.ended for child in self._children))
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.kill()
 
     def _shower(self, name: str, width: int, colour: int) -> Callable[[str], None]:
         prefix = f"{name:<{width}} | "

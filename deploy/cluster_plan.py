@@ -16,12 +16,8 @@ class Command(NamedTuple):
     """One process. threads: what it may compute with; None: it computes nothing."""
 
     name: str
-    arguments: tuple[str, ...]
+    line: tuple[str, ...]
     threads: int | None = None
-
-    @property
-    def line(self) -> list[str]:
-        return [sys.executable, "-m", *self.arguments]
 
     @property
     def env(self) -> dict[str, str]:
@@ -65,13 +61,14 @@ def plan(options: Options, *, devices: Sequence[str], cores: int) -> list[Comman
     names = [f"prefill{i}" for i in range(options.prefill)] + [f"decode{i}" for i in range(options.decode)]
     context = () if options.max_context is None else ("--max-context", str(options.max_context))
     shared = ("--model", str(options.model), "--log-level", options.log_level, *context)
-    commands = [Command("router", ("router", *shared, "--listen", str(options.router)))]
+    python = (sys.executable, "-m")
+    commands = [Command("router", (*python, "router", *shared, "--listen", str(options.router)))]
     for name, device in zip(names, devices, strict=True):
         module = "prefill_worker" if name.startswith("prefill") else "decode_worker"
-        arguments = (module, *shared, "--router", str(options.router), "--device", device)
+        line = (*python, module, *shared, "--router", str(options.router), "--device", device)
         if options.dtype is not None:
-            arguments += ("--dtype", options.dtype)
+            line += ("--dtype", options.dtype)
         if device == "cpu":
-            arguments += ("--threads", str(per_role))
-        commands.append(Command(name, arguments, threads=per_role))
+            line += ("--threads", str(per_role))
+        commands.append(Command(name, line, threads=per_role))
     return commands

@@ -19,6 +19,8 @@ def main() -> None:
         sys.exit(f"error: prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != int(parent):  # It ended before the kernel knew of us.
         sys.exit("error: the parent has ended")
+    # Held back until common/rpc/process.py takes signals over: a Ctrl-C during the imports is then an ordinary stop.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execvp(command[0], command)
 
 

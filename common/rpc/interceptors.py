@@ -75,12 +75,23 @@ async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException
             raise error
         # grpc leaves the client waiting for ever when a handler ends in a cancellation that the client did not ask for (GRP-02).
         log.debug("%s was cancelled by the server", method, extra=extra)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server gave up this call")
+        await _abort(context, error, grpc.StatusCode.UNAVAILABLE, "the server gave up this call")
     if isinstance(error, PdserveError):
         log.info("%s: %s: %s", method, error.status.name, error, extra=extra)
-        await context.abort(error.status, _shortened(str(error)))
+        await _abort(context, error, error.status, _shortened(str(error)))
     log.error("%s failed", method, exc_info=error, extra=extra)
-    await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+    await _abort(context, error, grpc.StatusCode.INTERNAL, "internal error")
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException, code: grpc.StatusCode, text: str) -> NoReturn:
+    """Aborts the call; one that has ended meanwhile (its deadline passed) has nobody left to tell (CAN-10)."""
+    try:
+        await context.abort(code, text)
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError as gone:
+        raise asyncio.CancelledError("the call has ended already") from gone
+    raise AssertionError("abort always raises") from error
 
 
 def _shortened(message: str) -> str:

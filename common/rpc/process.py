@@ -31,6 +31,8 @@ class Stop:
         """Takes over SIGINT and SIGTERM in the running loop."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        # Whoever started this process may have held them back until now (deploy/tied.py).
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
     def _on_signal(self, number: int) -> None:
         if self.requested.is_set():
