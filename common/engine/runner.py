@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """model: a Hugging Face folder.
-    max_context: tokens of one request; cut to the model's and to what the pool holds. None: the model's.
+    max_context: tokens of one request; cut to the model's. None: the model's.
     table_rows: requests that may have a page table row at once.
     threads: of torch within one operation; None: torch's default, one per core.
     load_format: "dummy" makes random weights of the config's shape and needs no weight files, for benchmarks.
@@ -178,12 +178,17 @@ def _kv_geometry(shape: LlamaConfig) -> _KvGeometry:
 
 
 def _effective_context(config: EngineConfig, shape: LlamaConfig, progress: Callable[[str], None]) -> int:
-    """The least of what is asked for, what the model was made for and what the pool holds; says so if it was cut."""
+    """The lesser of what is asked for and what the model was made for; says so if it was cut, or if the pool is smaller still.
+
+    The pool does not cut it: pools may differ between workers that work together, their context may not. The router knows both.
+    """
     in_pool = config.pool_pages * config.page_size
     wanted = config.max_context or shape.max_context
-    possible = min(wanted, shape.max_context, in_pool)
+    possible = min(wanted, shape.max_context)
     if possible < wanted:
-        progress(f"max context is {possible} tokens, not {wanted}: the model has {shape.max_context}, the pool {in_pool}")
+        progress(f"max context is {possible} tokens, the model's, not {wanted}")
+    if in_pool < possible:
+        progress(f"the pool holds {in_pool} tokens, less than the max context of {possible}: longer requests will be refused")
     return possible
 
 

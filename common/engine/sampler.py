@@ -46,18 +46,19 @@ class Sampler:
         """logits: [requests, vocab_size], any float dtype, left as they are. One result per row."""
         if not rows:
             return []
-        tokens = [0] * len(rows)
         best: list[int] | None = None
-        drawn: list[int] = []
-        for i, row in enumerate(rows):
-            if row.req.sampling_params.is_greedy and not self._has_processors(row.req):
+        tokens = []
+        uniform = iter(_uniforms([row for row in rows if not is_deterministic(row.req.sampling_params)]))
+        for row in rows:
+            params = row.req.sampling_params
+            if self._has_processors(row.req):
+                processed = self._processed(logits[row.logits], row.req)
+                tokens.append(int(processed.argmax()) if is_deterministic(params) else draw(processed, params, next(uniform)))
+            elif is_deterministic(params):
                 best = logits.argmax(dim=-1).tolist() if best is None else best
-                tokens[i] = best[row.logits]
+                tokens.append(best[row.logits])
             else:
-                drawn.append(i)
-        for i, uniform in zip(drawn, self._uniforms([rows[i] for i in drawn]), strict=True):
-            row = rows[i]
-            tokens[i] = choose(self._processed(logits[row.logits], row.req), row.req.sampling_params, uniform)
+                tokens.append(draw(logits[row.logits].to(torch.float32, copy=True), params, next(uniform)))
         return [_with_logprobs(logits, row, token) for row, token in zip(rows, tokens, strict=True)]
 
     def _has_processors(self, req: Req) -> bool:
@@ -85,15 +86,10 @@ class Sampler:
             logits[masked] = float("-inf")
         return logits
 
-    def _uniforms(self, rows: Sequence[SampleRow]) -> list[float]:
-        if not rows:
-            return []
-        draws = []
-        for row in rows:
-            seed = row.req.sampling_params.seed
-            assert seed is not None or row.req.sampling_params.is_greedy, "the router draws a seed where none is given"
-            draws.append((seed or 0, row.completion, row.req.num_output))
-        return uniforms(draws)
+
+def is_deterministic(params: SamplingParams) -> bool:
+    """The most likely token is chosen. More than is_greedy: at temperature 0 every filter keeps that token, whatever it drops."""
+    return params.temperature <= 0.0 or params.top_k == 1
 
 
 def apply_penalties(logits: torch.Tensor, params: SamplingParams, *, prompt: torch.Tensor, output: torch.Tensor) -> None:
@@ -109,12 +105,8 @@ def apply_penalties(logits: torch.Tensor, params: SamplingParams, *, prompt: tor
         logits[ids] -= counts[ids] * params.frequency_penalty + params.presence_penalty
 
 
-def choose(logits: torch.Tensor, params: SamplingParams, uniform: float) -> int:
-    """The token at `uniform` (in (0, 1)) of the filtered distribution. logits: [vocab_size] float32, processed; may be changed.
-
-    At temperature 0 a distribution is its best token, which every filter keeps."""
-    if params.temperature <= 0.0 or params.top_k == 1:
-        return int(logits.argmax())
+def draw(logits: torch.Tensor, params: SamplingParams, uniform: float) -> int:
+    """The token at `uniform` (in (0, 1)) of the filtered distribution. logits: [vocab_size] float32, processed; overwritten."""
     # Probabilities up to a factor; the best token's is 1, so nothing overflows at any temperature.
     weights = logits.sub_(logits.max()).div_(max(params.temperature, MIN_TEMPERATURE)).exp_()
     ids: torch.Tensor | None = None
@@ -152,6 +144,15 @@ def nucleus_size(weights: torch.Tensor, top_p: float) -> int:
             break
     # Rounding may leave the last sum a little below the target.
     return min(int((cumulative < target).sum()) + 1, count)
+
+
+def _uniforms(rows: Sequence[SampleRow]) -> list[float]:
+    draws = []
+    for row in rows:
+        seed = row.req.sampling_params.seed
+        assert seed is not None, "the router draws a seed where none is given"
+        draws.append((seed, row.completion, row.req.num_output))
+    return uniforms(draws) if draws else []
 
 
 def _with_logprobs(logits: torch.Tensor, row: SampleRow, token: int) -> Sampled:

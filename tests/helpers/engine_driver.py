@@ -74,12 +74,12 @@ class EngineDriver:
             for req, tokens in planned:
                 req.take_chunk(tokens)
             batch = Batch([req for req, _ in planned], "prefill")
-            for req, tokens in zip(batch.reqs, self.runner.run(batch), strict=True):
+            for req, sampled in zip(batch.reqs, self.runner.run(batch), strict=True):
                 if req.is_last_chunk:
-                    self._advance(req, tokens)
+                    self._advance(req, sampled)
                     waiting.remove(req)
                 else:
-                    assert tokens == []
+                    assert sampled == []
                     req.complete_chunk()
 
     def decode(self, reqs: Sequence[Req]) -> None:

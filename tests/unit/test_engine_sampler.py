@@ -1,0 +1,287 @@
+"""The sampler against a plain float64 reference, and its promises at the edges."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.core import Req, SamplingParams
+from common.engine.sampler import Sampled, Sampler, SampleRow, best_ids, nucleus_size
+
+VOCAB = 40
+EOS = 3
+DRAWS = 4000
+
+
+def make_req(params: SamplingParams, *, prompt: list[int] | None = None, output: list[int] | None = None, **fields: Any) -> Req:
+    prompt, output = prompt or [1], output or []
+    ids = torch.tensor(prompt + output, dtype=torch.int32)
+    return Req(ids, 0, 0, 100, 0, params, None, prompt_len=len(prompt), **fields)
+
+
+def spread_logits(rows: int = 1, *, vocab: int = VOCAB, seed: int = 0, scale: float = 1.5) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def sample_one(logits: torch.Tensor, req: Req, *, completion: int = 0) -> Sampled:
+    return Sampler([EOS]).sample(logits, [SampleRow(req, 0, completion)])[0]
+
+
+def reference_distribution(logits: torch.Tensor, req: Req) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Token probabilities, the slow and obvious way."""
+    values = logits.double().numpy().copy()
+    params, ids = req.sampling_params, req.input_ids.tolist()
+    output = Counter(ids[req.prompt_len :])
+    for token in range(len(values)):
+        if token in ids:
+            values[token] *= params.repetition_penalty if values[token] < 0 else 1 / params.repetition_penalty
+        if output[token]:
+            values[token] -= output[token] * params.frequency_penalty + params.presence_penalty
+        values[token] += params.logit_bias.get(token, 0.0)
+        if req.num_output < params.min_tokens and (token == EOS or token in params.stop_token_ids):
+            values[token] = -math.inf
+    if params.temperature <= 0 or params.top_k == 1:
+        probabilities = np.zeros(len(values))
+        probabilities[values.argmax()] = 1
+        return probabilities
+    values /= params.temperature
+    probabilities = np.exp(values - values.max())
+    order = np.argsort(-probabilities, kind="stable")
+    if params.top_k > 0:
+        probabilities[order[params.top_k :]] = 0
+    probabilities /= probabilities.sum()
+    if params.top_p < 1:
+        before = np.cumsum(probabilities[order]) - probabilities[order]
+        probabilities[order[before >= params.top_p]] = 0
+    probabilities[probabilities < params.min_p * probabilities.max()] = 0
+    result: np.ndarray[Any, np.dtype[np.float64]] = probabilities / probabilities.sum()
+    return result
+
+
+PARAMS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.5),
+    SamplingParams(temperature=2.0, top_k=5),
+    SamplingParams(temperature=1.5, top_p=0.7),
+    SamplingParams(temperature=1.5, min_p=0.1),
+    SamplingParams(temperature=2.0, top_k=20, top_p=0.8, min_p=0.05),
+    SamplingParams(temperature=1.0, top_k=VOCAB),
+    SamplingParams(temperature=1.0, top_k=2**31 - 1),
+    SamplingParams(temperature=1.0, repetition_penalty=1.7),
+    SamplingParams(temperature=1.0, frequency_penalty=0.8, presence_penalty=0.5),
+    SamplingParams(temperature=1.0, frequency_penalty=-0.5, presence_penalty=-0.5, repetition_penalty=0.8),
+    SamplingParams(temperature=1.0, logit_bias={4: 3.0, 9: -5.0, 20: 1.0}),
+    SamplingParams(temperature=1.0, min_tokens=10, stop_token_ids=(5, 6), logit_bias={EOS: 10.0}),
+    SamplingParams(temperature=1.3, top_k=12, top_p=0.9, min_p=0.02, repetition_penalty=1.2, logit_bias={2: 2.0}),
+]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
+def test_draws_follow_the_reference_distribution_hnd_13(params: SamplingParams) -> None:
+    params.seed = 99
+    req = make_req(params, prompt=[1, 2, 2, 7], output=[4, 4, 4, 8])
+    logits = spread_logits()
+    expected = reference_distribution(logits[0], req)
+    drawn = Sampler([EOS]).sample(logits, [SampleRow(req, 0, i) for i in range(DRAWS)])
+    counts = np.bincount([sampled.token_id for sampled in drawn], minlength=VOCAB)
+    assert not counts[expected == 0].any(), "a token that the filters exclude was drawn"
+    assert_fits(counts, expected * DRAWS)
+
+
+def assert_fits(counts: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+    """Pearson's chi-square with rare tokens pooled; its p-value by Wilson and Hilferty's normal approximation, p > 1e-4."""
+    rare = expected < 8
+    counts, expected = (np.append(x[~rare], x[rare].sum()) for x in (counts, expected))
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    degrees = max(1, len(expected) - 1)
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    deviation = ((chi_square / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
+    assert deviation < 3.72, f"chi-square {chi_square:.1f} with {degrees} degrees of freedom"
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
+def test_the_most_likely_token_is_the_reference_s_at_temperature_0(params: SamplingParams) -> None:
+    greedy = SamplingParams(**{**vars(params), "temperature": 0.0})
+    for seed in range(20):
+        logits = spread_logits(seed=seed)
+        req = make_req(greedy, prompt=[1, 2, 2, 7], output=[4, 4, 4, 8])
+        assert sample_one(logits, req).token_id == reference_distribution(logits[0], req).argmax()
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 1.0])
+@pytest.mark.parametrize("top_k", [-1, 1, 50])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_temperature_0_is_greedy_with_any_filter_smp_10(top_p: float, top_k: int, seed: int | None) -> None:
+    logits = spread_logits(vocab=1000)
+    params = SamplingParams(temperature=0.0, top_p=top_p, top_k=top_k, seed=seed)
+    assert sample_one(logits, make_req(params)).token_id == int(logits.argmax())
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 1e-5, 1e-8, 1e-30, 1.4e-45])
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+def test_tiny_temperatures_are_greedy_smp_02(temperature: float, top_p: float) -> None:
+    logits = spread_logits(vocab=1000, scale=20)
+    for completion in range(20):
+        req = make_req(SamplingParams(temperature=temperature, top_p=top_p, seed=1))
+        assert sample_one(logits, req, completion=completion).token_id == int(logits.argmax())
+
+
+def test_huge_logits_and_temperatures_never_make_nan() -> None:
+    for scale in (1e-30, 1.0, 1e4, 1e37):
+        for temperature in (1e-8, 1.0, 100.0):
+            filters: dict[str, Any]
+            for filters in ({}, {"top_p": 1e-6}, {"top_k": 3}, {"min_p": 1.0}, {"top_p": 0.999999, "min_p": 1e-9}):
+                params = SamplingParams(temperature=temperature, seed=3, **filters)
+                sampled = sample_one(spread_logits(scale=scale), make_req(params, logprobs=5))
+                assert 0 <= sampled.token_id < VOCAB
+                assert sampled.logprob is not None and not math.isnan(sampled.logprob)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 1, VOCAB, VOCAB + 1, 2**31 - 1])
+def test_top_k_off_one_and_above_the_vocabulary_in_one_batch_with_greedy_smp_05(top_k: int) -> None:
+    logits = spread_logits(2)
+    off = make_req(SamplingParams(temperature=1.0, seed=4))
+    reqs = [make_req(SamplingParams(temperature=1.0, seed=4, top_k=top_k)), make_req(SamplingParams())]
+    sampled = Sampler([EOS]).sample(logits, [SampleRow(reqs[0], 0, 0), SampleRow(reqs[1], 1, 0)])
+    assert sampled[0].token_id == (int(logits[0].argmax()) if top_k == 1 else sample_one(logits, off).token_id)
+    assert sampled[1].token_id == int(logits[1].argmax())
+
+
+def test_a_sample_does_not_depend_on_its_neighbours_smp_01() -> None:
+    logits = spread_logits(9, vocab=1000)
+    params = SamplingParams(temperature=0.8, seed=42)
+    alone = [sample_one(logits, make_req(params, output=[0] * i)) for i in range(32)]
+    for neighbour in (
+        SamplingParams(temperature=1.0, seed=7),
+        SamplingParams(),
+        SamplingParams(temperature=1.0, seed=42, top_k=3),
+    ):
+        for i in range(32):
+            rows = [SampleRow(make_req(neighbour), row, 0) for row in range(1, 9)]
+            rows.insert(i % 9, SampleRow(make_req(params, output=[0] * i), 0, 0))
+            assert Sampler([EOS]).sample(logits, rows)[i % 9] == alone[i]
+    assert len({sampled.token_id for sampled in alone}) > 10
+
+
+def test_seed_completion_and_output_index_each_change_the_draw() -> None:
+    logits = torch.zeros(1, 10_000)
+
+    def draw(seed: int, completion: int, index: int) -> int:
+        params = SamplingParams(temperature=1.0, seed=seed)
+        return sample_one(logits, make_req(params, output=[0] * index), completion=completion).token_id
+
+    base = draw(1, 0, 0)
+    assert base == draw(1, 0, 0)
+    others = [draw(2, 0, 0), draw(1, 1, 0), draw(1, 0, 1), draw(2**63 + 1, 0, 0)]
+    assert len({base, *others}) == 5
+
+
+def test_a_continuation_draws_what_the_first_attempt_would_have() -> None:
+    """ids past prompt_len are output on every attempt, so the index counts on."""
+    logits = spread_logits(vocab=1000)
+    params = SamplingParams(temperature=1.0, seed=8)
+    first = make_req(params, prompt=[1, 2], output=[3, 4])
+    retried = Req(first.input_ids.clone(), 0, 0, 10, 1, params, None, prompt_len=2, attempt=2)
+    assert sample_one(logits, retried) == sample_one(logits, first)
+
+
+def test_penalties_count_prompt_and_output_as_documented_smp_06() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 7], logits[0, 8] = 1.0, 0.9
+    strong: tuple[dict[str, Any], ...] = {"repetition_penalty": 2.0}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}
+    for penalties in strong:
+        in_output = make_req(SamplingParams(**penalties), output=[7] * 50)
+        assert sample_one(logits, in_output).token_id == 8
+    in_prompt = [make_req(SamplingParams(**penalties), prompt=[7] * 50) for penalties in strong]
+    assert [sample_one(logits, req).token_id for req in in_prompt] == [8, 7, 7]
+
+
+def test_repetition_penalty_lowers_a_negative_logit_too() -> None:
+    logits = torch.full((1, VOCAB), -5.0)
+    logits[0, 7], logits[0, 8] = -1.0, -1.5
+    assert sample_one(logits, make_req(SamplingParams(repetition_penalty=2.0), prompt=[7])).token_id == 8
+
+
+def test_min_tokens_holds_back_end_and_stop_tokens_until_then() -> None:
+    logits = spread_logits()
+    logits[0, EOS], logits[0, 5], logits[0, 6] = 90.0, 80.0, 70.0
+    params = SamplingParams(min_tokens=2, stop_token_ids=(5,))
+    assert sample_one(logits, make_req(params)).token_id == 6
+    assert sample_one(logits, make_req(params, output=[6])).token_id == 6
+    assert sample_one(logits, make_req(params, output=[6, 6])).token_id == EOS
+    ignoring = SamplingParams(min_tokens=2, ignore_eos=True)
+    assert sample_one(logits, make_req(ignoring)).token_id == EOS, "an ignored end token is a token like others"
+
+
+def test_a_bias_cannot_bring_an_end_token_back_before_min_tokens() -> None:
+    params = SamplingParams(min_tokens=1, logit_bias={EOS: 100.0})
+    assert sample_one(spread_logits(), make_req(params)).token_id != EOS
+
+
+def test_logprobs_are_of_the_raw_logits_best_first() -> None:
+    logits = spread_logits()
+    expected = logits[0].double().log_softmax(-1)
+    params = SamplingParams(temperature=0.3, top_k=4, seed=1, logit_bias={9: 100.0}, repetition_penalty=1.5)
+    sampled = sample_one(logits, make_req(params, logprobs=5))
+    assert sampled.token_id == 9
+    assert sampled.logprob == pytest.approx(float(expected[9]), abs=1e-5)
+    best = expected.argsort(descending=True)[:5].tolist()
+    assert [token for token, _ in sampled.top] == best
+    assert [value for _, value in sampled.top] == pytest.approx([float(expected[token]) for token in best], abs=1e-5)
+
+
+def test_logprobs_0_gives_the_chosen_only_and_none_gives_nothing() -> None:
+    logits = spread_logits()
+    assert sample_one(logits, make_req(SamplingParams())) == Sampled(int(logits.argmax()))
+    chosen = sample_one(logits, make_req(SamplingParams(), logprobs=0))
+    assert chosen.logprob == pytest.approx(float(logits[0].log_softmax(-1).max()), abs=1e-6)
+    assert chosen.top == ()
+
+
+def test_a_greedy_token_leads_its_alternatives_also_in_a_tie() -> None:
+    logits = torch.zeros(1, VOCAB, dtype=torch.bfloat16)
+    logits[0, [11, 12, 13, 14]] = 2.0
+    sampled = sample_one(logits, make_req(SamplingParams(), logprobs=3))
+    assert sampled.token_id == 11
+    assert [token for token, _ in sampled.top] == [11, 12, 13]
+
+
+def test_more_alternatives_than_tokens_gives_all_tokens() -> None:
+    assert len(sample_one(spread_logits(vocab=4), make_req(SamplingParams(), logprobs=20)).top) == 4
+
+
+def test_logits_are_left_as_they_were() -> None:
+    logits = spread_logits(3)
+    before = logits.clone()
+    params = [
+        SamplingParams(temperature=1.0, seed=1, top_p=0.5, min_tokens=3),
+        SamplingParams(logit_bias={1: 5.0}),
+        SamplingParams(),
+    ]
+    Sampler([EOS]).sample(logits, [SampleRow(make_req(p), i, 0) for i, p in enumerate(params)])
+    assert torch.equal(logits, before)
+
+
+def test_best_ids_are_exact_also_with_ties() -> None:
+    values = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
+    assert best_ids(values, 1).tolist() == [1]
+    assert best_ids(values, 2).tolist() == [1, 3]
+    assert best_ids(values, 4).tolist() == [1, 2, 3, 4]
+    assert best_ids(values, 6).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("size", [3, 511, 512, 513, 20_000])
+def test_nucleus_size_is_the_least_number_of_tokens_that_reach_top_p(size: int) -> None:
+    weights = torch.rand(size, generator=torch.Generator().manual_seed(size)).exp()
+    ordered = np.sort(weights.double().numpy())[::-1]
+    for top_p in (1e-9, 0.1, 0.5, 0.9, 0.999999):
+        expected = int((np.cumsum(ordered) < top_p * ordered.sum()).sum()) + 1
+        assert nucleus_size(weights, top_p) == pytest.approx(expected, abs=1)
+    assert nucleus_size(torch.tensor([1.0, 0.5, 0.5]), 0.5) == 1
+    assert nucleus_size(torch.tensor([1.0, 0.5, 0.5]), 0.51) == 2
+    assert nucleus_size(torch.tensor([1.0, 0.5, 0.5]), 0.75) == 2
