@@ -38,7 +38,9 @@ class DecodePeer:
         self._clock = clock
         self._channel = make_channel(address)
         self._stub = decode_pb2_grpc.DecodeServiceStub(self._channel)
-        self._handoff = handoff_pb2_grpc.HandoffServiceStub(self._channel)
+        # Apart from the rest, so that a transfer that stalls does not hold up the renewal of its own and others' leases.
+        self._bulk_channel = make_channel(address)
+        self._handoff = handoff_pb2_grpc.HandoffServiceStub(self._bulk_channel)
         self._errands = Errands()
         self.leases = Leases(self._stub, post=engine.post, clock=clock)
         self._acquaintance = Acquaintance(
@@ -106,6 +108,7 @@ class DecodePeer:
         await self.leases.close(patience_seconds=patience_seconds)
         await self._acquaintance.close()
         await self._channel.close(None)
+        await self._bulk_channel.close(None)
 
     async def _ask(self, pairing: Pairing, req: Req, *, deadline: float, on_lost: OnLost) -> Lease:
         # As an errand: a ticket granted to nobody would keep its pages withheld there until this process ends.

@@ -52,11 +52,9 @@ class Journeys:
         else:
             self._cancelled.add(key)
 
-    def end_all(self, cause: PdserveError | None, *, router_epoch: int | None = None) -> None:
-        """Ends every journey, or those of one router."""
+    def end_all(self, cause: PdserveError) -> None:
         for journey in list(self._journeys):
-            if router_epoch is None or journey.key.router_epoch == router_epoch:
-                journey.end(cause)
+            journey.end(cause)
 
     def on_event(self, event: Any) -> None:
         """Something the engine says about one request; about one that is unknown by now it is of no interest."""

@@ -120,6 +120,12 @@ class Leases:
             task.cancel()
 
     async def _renew_kept(self) -> None:
+        try:
+            await self._renew_until_none()
+        finally:
+            self._renewer = None
+
+    async def _renew_until_none(self) -> None:
         pause = self._interval()
         while self._kept:
             await asyncio.sleep(min(pause, max(0.01, self._first_deadline() - self._clock())))
@@ -132,7 +138,6 @@ class Leases:
             except grpc.aio.AioRpcError as error:
                 _log.warning("leases were not renewed: %s: %s", error.code().name, error.details())
                 pause /= 4
-        self._renewer = None
 
     def _interval(self) -> float:
         return min((lease.length_seconds for lease in self._kept.values()), default=1.0) * RENEW_SHARE

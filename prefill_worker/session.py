@@ -12,6 +12,7 @@ from common.errors import DeadlineExceeded, InvalidArgument, PdserveError, Resou
 from common.rpc.gen.pdserve.v1 import prefill_pb2
 from common.wire import failure_to_pb, req_from_pb, token_to_pb
 from common.work import TokenOut, WorkFailure
+from prefill_worker.journey import Journey
 from prefill_worker.order import Order
 from prefill_worker.worker import PrefillWorker
 
@@ -45,6 +46,8 @@ class Session:
         self._journeys = worker.journeys
         self._longest = longest
         self._outbox: asyncio.Queue[Response] = asyncio.Queue(OUTBOX_MESSAGES)
+        self._mine: set[Journey] = set()
+        """Those that this stream began: a successor's are none of its business."""
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self, requests: Requests, write: Callable[[Response], Awaitable[None]]) -> None:
@@ -99,7 +102,8 @@ class Session:
             self.end(ResourceExhausted(f"the router does not read: {OUTBOX_MESSAGES} messages wait for it"))
 
     def _drop_work(self) -> None:
-        self._journeys.end_all(None, router_epoch=self.router_epoch)
+        for journey in list(self._mine):
+            journey.end(None)
 
     async def _read(self, requests: Requests) -> None:
         async for request in requests:
@@ -124,11 +128,15 @@ class Session:
         try:
             if self._worker.is_draining:
                 raise Unavailable("this prefill worker is draining")
-            self._journeys.begin(self._order_of(pb), report=self)
+            journey = self._journeys.begin(self._order_of(pb), report=self)
         except PdserveError as error:
             retryable = not isinstance(error, InvalidArgument)
             for offset in range(max(1, pb.req.n)):
                 self.failed(WorkFailure.of(key.for_completion(offset), error, retryable=retryable))
+            return
+        if journey is not None:
+            self._mine.add(journey)
+            journey.task.add_done_callback(lambda _: self._mine.discard(journey))
 
     def _order_of(self, pb: prefill_pb2.Submit) -> Order:
         """Raises InvalidArgument on a submission that breaks its own rules."""
