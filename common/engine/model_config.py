@@ -99,7 +99,7 @@ class _Entries:
             self.refuse(name, "must be a positive number", value)
         return float(value)
 
-    def object(self, name: str) -> dict[str, Any]:
+    def mapping(self, name: str) -> dict[str, Any]:
         value = self.get(name, {})
         if not isinstance(value, dict):
             self.refuse(name, "must be an object", value)
@@ -107,8 +107,8 @@ class _Entries:
 
     def rope(self) -> _Entries:
         """All about rope in one object: newer files have rope_parameters, older ones rope_theta and rope_scaling."""
-        older = {"rope_theta": self.get("rope_theta")} | self.object("rope_scaling")
-        return _Entries(self._model, older | self.object("rope_parameters"))
+        older = {"rope_theta": self.get("rope_theta")} | self.mapping("rope_scaling")
+        return _Entries(self._model, older | self.mapping("rope_parameters"))
 
     def refuse(self, name: str, rule: str, given: object) -> NoReturn:
         raise StartError(f"{self._model.path / 'config.json'}: {name} {rule}, got {given!r}")
