@@ -7,6 +7,7 @@ prompt and the tokens there already are. One leg's fault cancels the other at on
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from router.workers import Worker
 
 RETRY_SECONDS = 0.1
 """Before the first retry; doubles. A dead worker's session has ended by then, so that the retry goes elsewhere."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Attempts:
         self._max_attempts = max_attempts
         self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
+        self._extra = {"request_id": work.request_id}
         self.pair: Pair | None = None
         self.cached_tokens = 0
         self.prefill_started_at: float | None = None
@@ -104,7 +108,8 @@ class Attempts:
         self._spawn(self._place(tuple(self._completions)))
 
     def prefill_started(self, completion: Completion, cached_tokens: int, now: float) -> None:
-        self.cached_tokens = min(cached_tokens, len(self._work.prompt))
+        if not any(member.token_ids for member in self._completions):
+            self.cached_tokens = min(cached_tokens, len(self._work.prompt))
         if self.prefill_started_at is None:
             self.prefill_started_at = now
 
@@ -116,6 +121,7 @@ class Attempts:
 
     def retracted(self, completion: Completion) -> None:
         self._metrics.retracted()
+        log.info("retracted after %d tokens, runs again", len(completion.token_ids), extra=self._extra)
         self._withdraw(completion, cancel=False)
         self._spawn(self._place((completion,)))
 
@@ -123,6 +129,7 @@ class Attempts:
         if (attempt := completion.attempt) is None:
             return
         self._metrics.attempt_failed()
+        log.warning("attempt %d failed: %s", attempt.number, error, extra=self._extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
         for victim in victims:
@@ -182,6 +189,7 @@ class Attempts:
         if pair.decode is not None:
             pair.decode.note_sent(requests=len(members), tokens=0, pages=pages_for(tokens, self._work.page_size))
         self._metrics.attempt_begun()
+        log.debug("attempt %d is on %s", attempt.number, " and ".join(sorted(pair.ids)), extra=self._extra)
         if (session := self._fleet.session(pair.prefill)) is not None:
             session.submit(submit)
 

@@ -138,15 +138,13 @@ class Journey:
         for completion in self._completions:
             if completion.number in self._finished:
                 continue
-            completion.output.absorb()
+            deltas = completion.output.take(ended=completion.finish is not None)
             if completion.output.matched_stop is not None:
                 self._stop(completion)
-            ended = completion.finish is not None
-            delta = completion.output.take(ended=ended)
-            if delta is not None:
-                self._stopwatch.delta(completion.number, tokens=len(delta.token_ids), now=now)
-                responses.append(self._response(completion, delta=delta))
-            if ended and self._error is None:
+            if deltas:
+                self._stopwatch.wrote(completion.number, tokens=sum(len(delta.token_ids) for delta in deltas), now=now)
+                responses += [self._response(completion, delta=delta) for delta in deltas]
+            if completion.finish is not None and self._error is None:
                 self._finished.add(completion.number)
                 responses.append(self._response(completion, finished=self._finish(completion, now)))
         self._unread = 0

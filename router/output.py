@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 from common.core import WorkKey
 from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
 from common.work import FinishReason, TokenOut
@@ -11,6 +9,8 @@ from router.text_stream import TextStream, TokenText
 
 ABSORB_TOKENS = 64
 """Tokens a slow reader may leave before their text is made, so that a stop string is found although nothing is read."""
+DELTA_TOKENS = 512
+"""One Delta begins to be full at, so that none outgrows a client's message limit, whatever its logprobs."""
 
 _NO_KEY = WorkKey(0, 0, 0)
 
@@ -28,50 +28,51 @@ class Output:
         self._stream = stream
         self._wants_logprobs = logprobs
         self._raw: list[TokenOut] = []
-        self._text = ""
-        self._ids = array("I")
-        self._logprobs: list[TokenText] = []
+        self._deltas: list[generation_pb2.Delta] = []
 
     def push(self, token: work_pb2.Token) -> None:
         """The next token in order."""
         if self._stream is None:
-            self._ids.append(token.token_id)
+            self._open_delta().token_ids.append(token.token_id)
             self.count += 1
             return
         self._raw.append(self._from_pb(token))
         if len(self._raw) >= ABSORB_TOKENS:
-            self.absorb()
+            self._absorb(self._stream)
 
-    def absorb(self) -> None:
-        """Makes text and logprobs of what was pushed; after it matched_stop and count are up to date."""
-        if not self._raw or self._stream is None:
+    def take(self, *, ended: bool) -> list[generation_pb2.Delta]:
+        """Everything not yet taken, in order. ended: no more will come, so held-back text comes out too."""
+        if self._stream is not None:
+            self._absorb(self._stream)
+            if ended and self.matched_stop is None and (held := self._stream.finish()):
+                self._open_delta().text += held
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _absorb(self, stream: TextStream) -> None:
+        """Makes text and logprobs of what was pushed."""
+        if not self._raw:
             return
         raw, self._raw = self._raw, []
         if self.matched_stop is not None:
             return
-        piece = self._stream.push(raw)
-        self._text += piece.text
+        piece = stream.push(raw)
         self.matched_stop = piece.matched_stop
         if piece.tokens_kept < len(raw):
             raw = raw[: piece.tokens_kept]
         self.count += len(raw)
-        self._ids.extend([token.token_id for token in raw])
+        delta = self._open_delta()
+        if piece.text:
+            delta.text += piece.text
+        delta.token_ids.extend([token.token_id for token in raw])
         if self._wants_logprobs:
-            self._logprobs += self._stream.logprobs(raw)
+            delta.logprobs.extend(map(_to_pb, stream.logprobs(raw)))
 
-    def take(self, *, ended: bool) -> generation_pb2.Delta | None:
-        """Everything not yet taken, None if that is nothing. ended: no more will come, so held-back text comes out too."""
-        self.absorb()
-        if ended and self._stream is not None and self.matched_stop is None:
-            self._text += self._stream.finish()
-        if not self._ids and not self._text:
-            return None
-        delta = generation_pb2.Delta(text=self._text, token_ids=self._ids)
-        if self._logprobs:
-            delta.logprobs.extend(map(_to_pb, self._logprobs))
-            self._logprobs = []
-        self._text, self._ids = "", array("I")
-        return delta
+    def _open_delta(self) -> generation_pb2.Delta:
+        """The one to add to."""
+        if not self._deltas or len(self._deltas[-1].token_ids) >= DELTA_TOKENS:
+            self._deltas.append(generation_pb2.Delta())
+        return self._deltas[-1]
 
     def _from_pb(self, token: work_pb2.Token) -> TokenOut:
         """A plain copy: a part of a protobuf message would keep its whole step alive."""

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import random
 import time
-import uuid
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -75,8 +75,13 @@ class Pipeline:
         outcome, usage = "OK", _Usage()
         try:
             request = validate(pb, self.limits)
-            with self._admission.enter(request.request_id or f"req-{uuid.UUID(int=self._rng.getrandbits(128)).hex}") as ticket:
-                await self._run(request, ticket, write, usage, arrived_at=arrived_at, deadline=deadline)
+            with self._admission.enter(request.request_id or f"req-{self._rng.getrandbits(64):016x}") as ticket:
+                journey = await self._prepare(request, ticket, usage, arrived_at=arrived_at, deadline=deadline)
+                del request  # Its list of ids would be the largest thing a long stream holds.
+                try:
+                    await journey.run(write, on_first_token=ticket.started)
+                finally:
+                    usage.output = journey.output_tokens
         except PdserveError as error:
             outcome = error.status.name
             raise
@@ -96,9 +101,10 @@ class Pipeline:
             ticket.end(None)
         return ticket is not None
 
-    async def _run(
-        self, request: ValidRequest, ticket: Ticket, write: Write, usage: _Usage, *, arrived_at: float, deadline: float | None
-    ) -> None:
+    async def _prepare(
+        self, request: ValidRequest, ticket: Ticket, usage: _Usage, *, arrived_at: float, deadline: float | None
+    ) -> Journey:
+        """From a valid request to a journey that can run."""
         prompt = await self._model.read(request.prompt)
         check_prompt(prompt, self.limits)
         usage.prompt = len(prompt)
@@ -108,10 +114,7 @@ class Pipeline:
         work = self._work(request, ticket.request_id, prompt, deadline)
         journey = self._journey(request, work, arrived_at)
         ticket.attach(journey.end)
-        try:
-            await journey.run(write, on_first_token=ticket.started)
-        finally:
-            usage.output = journey.output_tokens
+        return journey
 
     def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], deadline: float | None) -> Work:
         """Raises OutOfRange for what can never fit."""
@@ -131,7 +134,7 @@ class Pipeline:
         return Work(
             router_epoch=self._epoch,
             request_id=request_id,
-            prompt=prompt,
+            prompt=array("i", prompt),
             sampling=replace(sampling, seed=seed, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit)),
             output_limit=limit,
             logprobs=request.logprobs,

@@ -67,6 +67,7 @@ class Router:
             in_flight=lambda: self.admission.in_flight,
             queued=lambda: self.admission.queued,
             on_workers=lambda: len(self.dispatch),
+            ready=lambda role: sum(worker.role == role and worker.is_placeable for worker in self.registry.live),
         )
         self._server = make_server()
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))

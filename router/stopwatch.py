@@ -16,8 +16,8 @@ class Stopwatch:
         self._first_sent_at: float | None = None
         self._last_sent_at: dict[int, float] = {}
 
-    def delta(self, number: int, *, tokens: int, now: float) -> None:
-        """A delta of completion `number` is about to be sent."""
+    def wrote(self, number: int, *, tokens: int, now: float) -> None:
+        """Tokens of completion `number` are about to be sent."""
         if self._first_sent_at is None:
             self._first_sent_at = now
             self._metrics.first_token(now - self._arrived_at)

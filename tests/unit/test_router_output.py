@@ -9,7 +9,7 @@ import pytest
 
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
-from router.output import ABSORB_TOKENS, Output
+from router.output import ABSORB_TOKENS, DELTA_TOKENS, Output
 from router.text_stream import TextStream
 from router.tokenizer import Tokenizer
 from tests.helpers.tiny_model import make_tiny_model
@@ -34,20 +34,20 @@ def test_ids_only_gathers_and_takes_once() -> None:
     output = Output(None, logprobs=False)
     push(output, [1, 2])
     push(output, [3])
-    delta = output.take(ended=False)
-    assert delta is not None and list(delta.token_ids) == [1, 2, 3] and output.count == 3
-    assert output.take(ended=False) is None
+    (delta,) = output.take(ended=False)
+    assert list(delta.token_ids) == [1, 2, 3] and output.count == 3
+    assert output.take(ended=False) == []
 
 
 def test_tokens_after_a_stop_string_are_dropped_and_not_counted(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("one two")
     output = Output(TextStream(tokenizer, stop=[" "]), logprobs=False)
     push(output, ids)
-    delta = output.take(ended=False)
-    assert delta is not None and delta.text == "one" and output.matched_stop == " "
+    (delta,) = output.take(ended=False)
+    assert delta.text == "one" and output.matched_stop == " "
     assert output.count == len(delta.token_ids) < len(ids)
     push(output, ids)
-    assert output.take(ended=True) is None and output.count == len(delta.token_ids)
+    assert output.take(ended=True) == [] and output.count == len(delta.token_ids)
 
 
 def test_a_stop_string_is_found_although_nobody_reads(tokenizer: Tokenizer) -> None:
@@ -59,15 +59,24 @@ def test_a_stop_string_is_found_although_nobody_reads(tokenizer: Tokenizer) -> N
 def test_what_is_held_back_comes_out_at_the_end_str_06(tokenizer: Tokenizer) -> None:
     output = Output(TextStream(tokenizer, stop=["tail end"]), logprobs=False)
     push(output, tokenizer.encode("a tail"))
-    first = output.take(ended=False)
-    last = output.take(ended=True)
-    assert first is not None and last is not None
+    (first,) = output.take(ended=False)
+    (last,) = output.take(ended=True)
     assert (first.text, last.text, list(last.token_ids)) == ("a ", "tail", [])
 
 
 def test_logprobs_stay_with_their_tokens_when_coalesced_usg_04(tokenizer: Tokenizer) -> None:
     output = Output(TextStream(tokenizer), logprobs=True)
     push(output, [10, 20, 30])
-    delta = output.take(ended=False)
-    assert delta is not None
+    (delta,) = output.take(ended=False)
     assert [(entry.token_id, entry.top[0].token_id) for entry in delta.logprobs] == [(10, 10), (20, 20), (30, 30)]
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_what_a_slow_reader_left_comes_in_deltas_of_bounded_size_cap_05(tokenizer: Tokenizer, logprobs: bool) -> None:
+    output = Output(TextStream(tokenizer), logprobs=logprobs)
+    ids = [i % 90 for i in range(3 * DELTA_TOKENS)]
+    push(output, ids)
+    deltas = output.take(ended=True)
+    assert [token for delta in deltas for token in delta.token_ids] == ids
+    assert "".join(delta.text for delta in deltas) == tokenizer.decode(ids, include_special=False)
+    assert max(len(delta.token_ids) for delta in deltas) < DELTA_TOKENS + ABSORB_TOKENS

@@ -1,0 +1,121 @@
+"""A journey whose reader does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.errors import PdserveError, ResourceExhausted, Unavailable
+from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
+from router import journey as journey_module
+from router.attempts import Attempt
+from router.completion import Completion, Stage
+from router.journey import Journey
+from router.metrics import RouterMetrics
+from router.output import Output
+from router.pacing import Outlet
+from router.placement import Pair
+from router.stopwatch import Stopwatch
+from tests.unit.test_router_placement import worker
+
+pytestmark = pytest.mark.unit
+
+
+class NoAttempts:
+    """Stands in for Attempts: nothing is placed, ends are noted."""
+
+    cached_tokens = 0
+    prefill_started_at = None
+
+    def __init__(self) -> None:
+        self.pair = Pair(worker("p", "prefill"), worker("d", "decode"))
+        self.closed = 0
+
+    def begin(self) -> None:
+        pass
+
+    def finished(self, completion: Completion) -> None:
+        completion.move_to(Stage.ENDED)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def make() -> tuple[Journey, Completion, Any]:
+    attempts: Any = NoAttempts()
+    stopwatch = Stopwatch(arrived_at=0.0, metrics=RouterMetrics(CollectorRegistry()))
+    journey = Journey("r", prompt_tokens=1, outlet=Outlet(active_streams=lambda: 0), stopwatch=stopwatch)
+    completion = Completion(uid=1, number=0, output=Output(None, logprobs=False), events=journey)
+    journey.prepare([completion], attempts)
+    completion.begin(Attempt(1, attempts.pair, (completion,)))
+    return journey, completion, attempts
+
+
+def deliver(completion: Completion, indices: Sequence[int]) -> None:
+    for index in indices:
+        completion.deliver(work_pb2.Token(uid=1, attempt=1, index=index, token_id=7), 1.0)
+
+
+async def never(response: generation_pb2.GenerateResponse) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journey_module, "LAST_WRITE_SECONDS", 0.05)
+    monkeypatch.setattr(journey_module, "MAX_UNREAD_TOKENS", 100)
+
+
+async def test_unread_tokens_are_bounded_and_the_call_ends_with_the_limit_cap_05() -> None:
+    journey, completion, attempts = make()
+    running = asyncio.create_task(journey.run(never, on_first_token=lambda: None))
+    deliver(completion, [0])
+    await asyncio.sleep(0.01)
+
+    deliver(completion, range(1, 102))
+
+    assert attempts.closed, "the workers are told at once, not when the reader wakes"
+    with pytest.raises(ResourceExhausted, match="limit is 100 tokens"):
+        await asyncio.wait_for(running, 1)
+
+
+async def test_a_status_does_not_wait_for_a_reader_grp_02() -> None:
+    journey, completion, _ = make()
+    running = asyncio.create_task(journey.run(never, on_first_token=lambda: None))
+    deliver(completion, [0])
+    await asyncio.sleep(0.01)
+    journey.end(Unavailable("first"))
+    journey.end(PdserveError("a later end changes nothing"))
+    with pytest.raises(Unavailable, match="first"):
+        await asyncio.wait_for(running, 1)
+
+
+async def test_a_client_s_cancel_stays_a_cancel_and_closes() -> None:
+    journey, completion, attempts = make()
+    running = asyncio.create_task(journey.run(never, on_first_token=lambda: None))
+    deliver(completion, [0])
+    await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert attempts.closed
+
+
+async def test_what_came_before_a_status_is_still_delivered() -> None:
+    journey, completion, _ = make()
+    written: list[generation_pb2.GenerateResponse] = []
+
+    async def write(response: generation_pb2.GenerateResponse) -> None:
+        written.append(response)
+
+    running = asyncio.create_task(journey.run(write, on_first_token=lambda: None))
+    deliver(completion, [0, 1])
+    journey.end(Unavailable("x"))
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(running, 1)
+    assert [response.WhichOneof("event") for response in written] == ["started", "delta"]
+    assert list(written[1].delta.token_ids) == [7, 7]

@@ -1,0 +1,31 @@
+"""What the router counts."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.metrics import RouterMetrics
+
+pytestmark = pytest.mark.unit
+
+
+def test_token_gaps_are_scraped_as_a_cumulative_histogram() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    for seconds in (0.0005, 0.004, 0.005, 99.0):
+        metrics.token_gap(seconds)
+
+    def bucket(bound: str) -> float | None:
+        return registry.get_sample_value("pdserve_token_gap_seconds_bucket", {"le": bound})
+
+    assert [bucket(bound) for bound in ("0.001", "0.0025", "0.005", "5", "+Inf")] == [1, 1, 3, 3, 4]
+    assert registry.get_sample_value("pdserve_token_gap_seconds_count") == 4
+    assert registry.get_sample_value("pdserve_token_gap_seconds_sum") == pytest.approx(99.0095)
+
+
+def test_a_metric_that_breaks_stops_nothing_obs_03(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    metrics.request_ended("OK", prompt_tokens=-1, output_tokens=1)
+    assert "a metric could not be updated" in caplog.text
+    metrics.request_ended("OK", prompt_tokens=1, output_tokens=1)
