@@ -1,0 +1,65 @@
+"""Greedy output equals transformers, token for token: every page size with every chunk size, through real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import reference
+from tests.helpers.client import Client
+from tests.helpers.cluster import Cluster
+from tests.helpers.prompts import prompt
+
+pytestmark = pytest.mark.cluster
+
+CONTEXT = 2112
+TOKENS = 64
+
+
+def lengths(page_size: int) -> list[int]:
+    """24 prompt lengths from 1 to 2000, those around a page among them."""
+    around = {max(1, page_size - 1), page_size, page_size + 1, 2 * page_size}
+    others = [1, 2, 3, 5, 7, 13, 17, 31, 33, 50, 63, 66, 100, 127, 129, 200, 255, 257, 400, 511, 700, 1000, 1500, 2000]
+    keep = [length for length in others if length not in around]
+    return sorted([*around, *keep[: 23 - len(around)], 2000])
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("chunk", [7, 64, 4096])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.timeout(180)
+async def test_greedy_output_equals_transformers(tiny: Path, tmp_path: Path, page_size: int, chunk: int, transport: str) -> None:
+    if transport == "grpc" and (page_size, chunk) not in {(1, 4096), (16, 7), (64, 64)}:
+        pytest.skip("the transport moves whole pages: each page size and each chunk size once is enough")
+    args = ["--page-size", str(page_size), "--pool-pages", str(16 * CONTEXT // page_size), "--max-context", str(CONTEXT)]
+    with Cluster(
+        tmp_path,
+        tiny,
+        worker_args=[*args, "--max-running", "16"],
+        prefill_args=["--chunk-tokens", str(chunk), "--transport", transport, "--verify-handoff"],
+    ) as cluster:
+        async with cluster.client() as client:
+            prompts = [prompt(length, seed=page_size) for length in lengths(page_size)]
+            assert len(prompts) == 24
+            await check(client, tiny, prompts, together=1, warm=False)
+            await client.flush()
+            await check(client, tiny, prompts, together=16, warm=False)
+            await check(client, tiny, prompts, together=16, warm=True)
+            await cluster.assert_idle(client)
+
+
+async def check(client: Client, model: Path, prompts: list[list[int]], *, together: int, warm: bool) -> None:
+    gate = asyncio.Semaphore(together)
+    page_size = (await client.model()).page_size
+
+    async def one(ids: list[int]) -> None:
+        async with gate:
+            answer = await client.generate(ids, sampling={"max_tokens": TOKENS, "ignore_eos": True}, timeout=120)
+        assert answer.ids == reference.greedy(model, ids, TOKENS), f"prompt of {len(ids)}, {together} together, warm={warm}"
+        cached = answer.usage.cached_tokens
+        # With pages of one token, two prompts may share their first token or two.
+        assert cached == (len(ids) - 1) // page_size * page_size if warm else cached <= (2 if page_size == 1 else 0)
+
+    await asyncio.gather(*(one(ids) for ids in prompts))

@@ -1,0 +1,182 @@
+"""Too much: of one request, of many requests, of reading slowly. Told at once, and nobody stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from tests.helpers import reference
+from tests.helpers.client import Client, first_event
+from tests.helpers.cluster import Cluster
+from tests.helpers.prompts import prompt
+
+pytestmark = pytest.mark.faults
+
+PAGES, PAGE = 24, 4
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Pools far smaller than the context would need for two requests."""
+    args = ["--page-size", str(PAGE), "--pool-pages", str(PAGES), "--max-context", str(PAGES * PAGE), "--max-running", "32"]
+    with Cluster(tmp_path_factory.mktemp("narrow"), tiny, worker_args=args) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("context", [256, 1024])
+async def test_cap_02_a_request_that_can_never_fit_is_refused_and_one_beyond_the_context_is_cut(
+    tiny: Path, tmp_path: Path, context: int
+) -> None:
+    args = ["--page-size", "4", "--max-context", str(context), "--pool-pages", "64"]
+    with Cluster(tmp_path, tiny, worker_args=args) as cluster:
+        async with cluster.client() as client:
+            ids = prompt(50)
+            for pages in (63, 64, 65, 66):
+                sampling = {"max_tokens": pages * 4 - 50, "ignore_eos": True}
+                if pages <= 64 or context == 256:
+                    answer = await client.generate(ids, sampling=sampling)
+                    assert len(answer.ids) == min(pages, 64) * 4 - 50 and answer.reason == "LENGTH"
+                else:
+                    code, message = await client.refusal(ids, sampling=sampling, timeout=5)
+                    assert code is grpc.StatusCode.OUT_OF_RANGE and "64 pages" in message and str(pages) in message
+            unset = await client.generate(ids, sampling={"ignore_eos": True})
+            assert len(unset.ids) == 256 - 50 and unset.reason == "LENGTH"
+            await cluster.capacity_probe(client)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_pool_for_two_requests_serves_twenty(narrow: Cluster, tiny: Path, n: int) -> None:
+    prompts = [prompt(16, seed=i) for i in range(20)]
+    async with narrow.client() as client:
+        answers = await asyncio.gather(
+            *(client.generate(ids, n=n, sampling={"max_tokens": 28, "ignore_eos": True}, timeout=60) for ids in prompts)
+        )
+        for ids, answer in zip(prompts, answers, strict=True):
+            for completion in answer.completions.values():
+                assert completion.ids == reference.greedy(tiny, ids, 28)
+        await narrow.capacity_probe(client)
+
+
+@pytest.mark.timeout(120)
+async def test_seeded_sampling_survives_retraction(narrow: Cluster) -> None:
+    async with narrow.client() as client:
+        sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.0}
+        alone = [(await client.generate(prompt(16, seed=i), sampling=sampling | {"seed": i})).ids for i in range(8)]
+        together = await asyncio.gather(
+            *(client.generate(prompt(16, seed=i), sampling=sampling | {"seed": i}, timeout=60) for i in range(8))
+        )
+        assert [answer.ids for answer in together] == alone
+        await narrow.assert_idle(client)
+
+
+@pytest.mark.timeout(120)
+async def test_cap_04_progress_under_pressure(tiny: Path, tmp_path: Path) -> None:
+    args = ["--page-size", "4", "--pool-pages", "40", "--max-context", "128", "--max-running", "8"]
+    seconds, ticks = 8.0, set[int]()
+    finished, refused = 0, 0
+    with Cluster(tmp_path, tiny, worker_args=args, router_args=["--max-queue", "32"]) as cluster:
+        async with cluster.client() as client:
+            began = time.monotonic()
+
+            async def one(i: int) -> None:
+                nonlocal finished, refused
+                try:
+                    async for event in client.call(prompt(30, seed=i), sampling={"max_tokens": 60, "ignore_eos": True}):
+                        if event.delta.token_ids:
+                            ticks.add(int(time.monotonic() - began))
+                    finished += 1
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "32" in (error.details() or "")
+                    refused += 1
+
+            tasks = []
+            while time.monotonic() - began < seconds:
+                tasks.append(asyncio.ensure_future(one(len(tasks))))
+                await asyncio.sleep(0.02)
+            await asyncio.gather(*tasks)
+            assert ticks.issuperset(range(int(seconds))) and finished > 0 and refused > 0
+            await cluster.capacity_probe(client)
+
+
+@pytest.mark.timeout(120)
+async def test_cap_05_clients_that_stop_reading_hold_up_nobody(cluster: Cluster, client: Client) -> None:
+    router = psutil.Process(cluster.router.pid)
+    before = router.memory_info().rss
+    stalled = [client.call(prompt(4, seed=i), sampling={"max_tokens": 1000, "ignore_eos": True}) for i in range(20)]
+    await asyncio.gather(*(first_event(call, "started") for call in stalled))
+    normal = await asyncio.gather(
+        *(client.generate(prompt(5, seed=i), sampling={"max_tokens": 60, "ignore_eos": True}) for i in range(5))
+    )
+    assert all(len(answer.ids) == 60 for answer in normal)
+    await asyncio.sleep(2)
+    assert router.memory_info().rss - before < 50 << 20
+    for call in stalled:
+        tokens = [token async for event in call for token in event.delta.token_ids]
+        assert len(tokens) == 1000
+
+
+@pytest.mark.timeout(120)
+async def test_cap_06_thousands_at_once_are_served_or_refused_with_the_limit(cluster: Cluster) -> None:
+    clients = [cluster.client() for _ in range(16)]
+    slowest = 0.0
+
+    async def one(i: int) -> bool:
+        nonlocal slowest
+        began = time.monotonic()
+        try:
+            await clients[i % 16].generate(prompt(4, seed=i), sampling={"max_tokens": 1})
+            return True
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "queue" in (error.details() or "")
+            slowest = max(slowest, time.monotonic() - began)
+            return False
+
+    served = sum(await asyncio.gather(*(one(i) for i in range(3000))))
+    assert served > 0
+    await cluster.assert_idle(clients[0])
+    for client in clients:
+        await client.channel.close(None)
+
+
+async def test_cap_07_small_fields_that_ask_for_big_work_are_refused_fast(client: Client) -> None:
+    streams = [asyncio.ensure_future(client.generate(prompt(5, seed=i), sampling={"max_tokens": 100})) for i in range(8)]
+    heavy = [
+        {"stop": ["a"] * 500_000},
+        {"stop": ["x" * 1_000_000]},
+        {"sampling": {"logit_bias": dict.fromkeys(range(100000), 1.0)}},
+        {"logprobs": 384},
+        {"n": 10_000},
+    ]
+    for fields in heavy:
+        call = client.call([1, 2], **fields)
+        code = await call.code()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and any(c.isdigit() for c in await call.details())
+    await asyncio.gather(*streams)
+
+
+async def test_cap_09_a_heavy_request_does_not_stop_health_or_streams(cluster: Cluster, client: Client) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    health = health_pb2_grpc.HealthStub(client.channel)
+    streams = [
+        asyncio.ensure_future(client.generate(prompt(5, seed=i), sampling={"max_tokens": 300, "ignore_eos": True}))
+        for i in range(4)
+    ]
+    heavy = asyncio.ensure_future(client.refusal("hello world " * 170_000))
+    slowest = 0.0
+    while not heavy.done():
+        began = time.monotonic()
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        slowest = max(slowest, time.monotonic() - began)
+        await asyncio.sleep(0.05)
+    assert heavy.result()[0] is grpc.StatusCode.OUT_OF_RANGE
+    await asyncio.gather(*streams)
+    assert slowest < 0.5
+    assert len(await client.workers()) == 2
