@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from common.address import Address
 from common.errors import StartError
 from common.model_dir import ModelDir
+from common.rpc.server import check_free
 from deploy.cluster import Cluster
 from deploy.cluster_plan import Command, Options, engine_takes_cuda, place, plan
 from deploy.fetch_model import resolve
@@ -39,7 +40,8 @@ def main() -> int:
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error (default: info)")
     arguments = parser.parse_args()
     try:
-        return asyncio.run(_run(_commands(arguments)))
+        router = Address("127.0.0.1", arguments.port or _free_port())
+        return asyncio.run(_run(_commands(arguments, router), router))
     except (StartError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -47,18 +49,14 @@ def main() -> int:
         return 130
 
 
-def _commands(arguments: argparse.Namespace) -> list[Command]:
+def _commands(arguments: argparse.Namespace, router: Address) -> list[Command]:
     if arguments.prefill < 1 or arguments.decode < 1:
         raise ValueError(f"PREFILL and DECODE must be at least 1, got {arguments.prefill} and {arguments.decode}")
+    devices = place(arguments.device, gpus=_gpus_for(arguments.device), prefill=arguments.prefill, decode=arguments.decode)
     model = ModelDir.open(resolve(arguments.model))
-    device, gpus = arguments.device, 0 if arguments.device == "cpu" else _count_gpus()
-    if device == "auto" and gpus and not engine_takes_cuda():
-        say(f"{gpus} GPU(s) here, but the engine of this version computes on the CPU only")
-        device = "cpu"
-    devices = place(device, gpus=gpus, prefill=arguments.prefill, decode=arguments.decode)
     options = Options(
         model=model.path,
-        router=Address("127.0.0.1", arguments.port or _free_port()),
+        router=router,
         prefill=arguments.prefill,
         decode=arguments.decode,
         max_context=arguments.max_context,
@@ -67,6 +65,17 @@ def _commands(arguments: argparse.Namespace) -> list[Command]:
     )
     say(f"model {model.path}, workers on {', '.join(dict.fromkeys(devices))}")
     return plan(options, devices=devices, cores=len(os.sched_getaffinity(0)))
+
+
+def _gpus_for(device: str) -> int:
+    """How many GPUs to use. Raises StartError where one is asked for and this version's engine takes none."""
+    if device == "cpu" or engine_takes_cuda():
+        return 0 if device == "cpu" else _count_gpus()
+    if device == "cuda":
+        raise StartError("DEVICE=cuda: the engine of this version computes on the CPU only")
+    if gpus := _count_gpus():
+        say(f"{gpus} GPU(s) here, but the engine of this version computes on the CPU only")
+    return 0
 
 
 def _count_gpus() -> int:
@@ -82,7 +91,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _run(commands: Sequence[Command]) -> int:
+async def _run(commands: Sequence[Command], router: Address) -> int:
+    await check_free(router)  # Before anything is started; the router itself would say the same a little later.
     cluster = Cluster(commands)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

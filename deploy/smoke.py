@@ -61,8 +61,17 @@ def checks() -> list[Check]:
     ]  # fmt: skip
 
 
-def run(check: Check, *, grpcurl: str, address: str) -> bool:
-    """Prints the command, what it gave and whether that is right."""
+def worker_checks(cluster: str) -> Iterator[tuple[str, Check]]:
+    """For each worker in GetCluster's answer: its address, and a check of each of its services' health."""
+    services = {"prefill": ("PrefillService",), "decode": ("DecodeService", "HandoffService")}
+    for worker in json.loads(cluster)["workers"]:
+        for service in ("", *(f"pdserve.v1.{name}" for name in services[worker["role"]])):
+            what = f"health of {service or 'the process'} on {worker['id']}"
+            yield worker["address"], Check(what, "grpc.health.v1.Health/Check", {"service": service}, wants=('"SERVING"',))
+
+
+def run(check: Check, *, grpcurl: str, address: str) -> tuple[bool, str]:
+    """Prints the command, what it gave and whether that is right. Returns that, and what it printed on stdout."""
     options = ["-plaintext", "-max-time", "120"]
     if check.request is not None:
         options += ["-d", json.dumps(check.request)]
@@ -77,7 +86,7 @@ def run(check: Check, *, grpcurl: str, address: str) -> bool:
     passed = not missing and (done.returncode != 0) == bool(check.status)
     reason = f": exit code {done.returncode}" + (f", no {', '.join(map(repr, missing))}" if missing else "")
     print(f"PASS  {check.what}" if passed else f"FAIL  {check.what}{reason}", flush=True)
-    return passed
+    return passed, done.stdout
 
 
 def plain(text: str) -> str:
@@ -145,7 +154,11 @@ def main() -> int:
     try:
         grpcurl = find_grpcurl(install=arguments.install)
         with cluster(arguments.port) as address:
-            results = [run(check, grpcurl=grpcurl, address=address) for check in checks()]
+            answers = {check.what: run(check, grpcurl=grpcurl, address=address) for check in checks()}
+            results = [passed for passed, _ in answers.values()]
+            listed, workers = answers["GetCluster"]
+            for worker, check in worker_checks(workers) if listed else ():
+                results.append(run(check, grpcurl=grpcurl, address=worker)[0])
     except StartError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

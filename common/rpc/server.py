@@ -42,7 +42,7 @@ def make_server(*, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Serve
 
 async def bind(server: grpc.aio.Server, address: Address) -> Address:
     """Makes server listen on address; returns it with port 0 resolved. Raises StartError saying why it cannot."""
-    await _check_free(address)
+    await check_free(address)
     try:
         port = server.add_insecure_port(str(address))
     except RuntimeError as error:
@@ -50,8 +50,9 @@ async def bind(server: grpc.aio.Server, address: Address) -> Address:
     return address.with_port(port)
 
 
-async def _check_free(address: Address) -> None:
-    """gRPC names no reason, and takes a name of which one address is free: so try each address with a plain socket first."""
+async def check_free(address: Address) -> None:
+    """Raises StartError if address cannot be listened on. gRPC names no reason, and takes a name of which only
+    one address is free: so each address is tried with a plain socket."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
