@@ -8,72 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from common.core import SamplingParams, WorkKey
+from common.core import WorkKey
 from common.engine.pages import pages_for
-from common.errors import DeadlineExceeded, PdserveError, Unavailable
+from common.errors import PdserveError, Unavailable
 from common.rpc.gen.pdserve.v1 import prefill_pb2
 from common.wire import ids_to_bytes, req_pb
+from router.attempt import Attempt, Work
 from router.capacity import group_pages
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
 from router.placement import Ask, Pair
-from router.workers import Worker
 
 RETRY_SECONDS = 0.1
 """Before the first retry; doubles. A dead worker's session has ended by then, so that the retry goes elsewhere."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What all attempts at a request share. output_limit: tokens per completion. deadline: time.monotonic() seconds."""
-
-    router_epoch: int
-    request_id: str
-    prompt: Sequence[int]
-    sampling: SamplingParams
-    output_limit: int
-    logprobs: int | None
-    priority: int
-    page_size: int
-    deadline: float | None
-
-    @property
-    def pages(self) -> int:
-        return pages_for(len(self.prompt) + self.output_limit, self.page_size)
-
-    @property
-    def needs_decode(self) -> bool:
-        return self.output_limit > 1
-
-    def deadline_ms(self) -> int:
-        """What is left, 0 for no deadline. Raises DeadlineExceeded."""
-        if self.deadline is None:
-            return 0
-        if (left := self.deadline - time.monotonic()) <= 0:
-            raise DeadlineExceeded("the deadline passed before the request was placed")
-        return max(1, min(int(left * 1000), 2**32 - 1))
-
-
-@dataclass(frozen=True, eq=False)
-class Attempt:
-    """One submission. members: the completions it was for, in order of uid."""
-
-    number: int
-    pair: Pair
-    members: tuple[Completion, ...]
-
-    def is_on(self, worker: Worker, stage: Stage) -> bool:
-        """Whether the worker has a part in it for a completion in this stage."""
-        return (stage is Stage.PREFILL and worker in self.pair) or (stage is Stage.DECODE and worker is self.pair.decode)
 
 
 class Attempts:

@@ -15,7 +15,7 @@ from common.work import FinishReason
 from router.output import Output
 
 if TYPE_CHECKING:
-    from router.attempts import Attempt
+    from router.attempt import Attempt
 
 MAX_HELD = 256
 """Tokens kept while an earlier one is missing."""

@@ -20,7 +20,8 @@ from dataclasses import replace
 from common.errors import PdserveError
 from common.rpc.gen.pdserve.v1 import generation_pb2
 from router.admission import Admission, Ticket
-from router.attempts import Attempts, Work
+from router.attempt import Work
+from router.attempts import Attempts
 from router.capacity import output_limit, pair_pages
 from router.completion import Completion
 from router.dispatch import Dispatch

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
 from common.work import FinishReason
-from router.attempts import Attempt
+from router.attempt import Attempt
 from router.completion import MAX_HELD, MOVES, Completion, Stage
 from router.output import Output
 from router.placement import Pair

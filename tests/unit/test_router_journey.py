@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from common.errors import PdserveError, ResourceExhausted, Unavailable
 from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
 from router import journey as journey_module
-from router.attempts import Attempt
+from router.attempt import Attempt
 from router.completion import Completion, Stage
 from router.journey import Journey
 from router.metrics import RouterMetrics

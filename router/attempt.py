@@ -1,0 +1,58 @@
+"""One attempt at a request, and what all its attempts share."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass
+
+from common.core import SamplingParams
+from common.engine.pages import pages_for
+from common.errors import DeadlineExceeded
+from router.completion import Completion, Stage
+from router.placement import Pair
+from router.workers import Worker
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all attempts at a request share. output_limit: tokens per completion. deadline: time.monotonic() seconds."""
+
+    router_epoch: int
+    request_id: str
+    prompt: array[int]
+    sampling: SamplingParams
+    output_limit: int
+    logprobs: int | None
+    priority: int
+    page_size: int
+    deadline: float | None
+
+    @property
+    def pages(self) -> int:
+        return pages_for(len(self.prompt) + self.output_limit, self.page_size)
+
+    @property
+    def needs_decode(self) -> bool:
+        return self.output_limit > 1
+
+    def deadline_ms(self) -> int:
+        """What is left, 0 for no deadline. Raises DeadlineExceeded."""
+        if self.deadline is None:
+            return 0
+        if (left := self.deadline - time.monotonic()) <= 0:
+            raise DeadlineExceeded("the deadline passed before the request was placed")
+        return max(1, min(int(left * 1000), 2**32 - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One submission. members: the completions it was for, in order of uid."""
+
+    number: int
+    pair: Pair
+    members: tuple[Completion, ...]
+
+    def is_on(self, worker: Worker, stage: Stage) -> bool:
+        """Whether the worker has a part in it for a completion in this stage."""
+        return (stage is Stage.PREFILL and worker in self.pair) or (stage is Stage.DECODE and worker is self.pair.decode)
