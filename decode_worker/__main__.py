@@ -6,12 +6,14 @@ from common.config import parse_config
 from common.logs import configure
 from common.rpc.process import run_process
 from decode_worker.config import Config
-from decode_worker.server import run
 
 
 def main() -> None:
     config = parse_config(Config, prog="python -m decode_worker", description=__doc__ or "")
     configure("decode", config.log_level)
+    # Only now: importing torch takes seconds, and --help and a wrong flag need none.
+    from decode_worker.server import run
+
     run_process(lambda stop: run(config, stop))
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import grpc
 
@@ -42,7 +44,11 @@ log = logging.getLogger(__name__)
 async def run(config: Config, stop: Stop) -> int:
     """One decode worker from start to end; the process's exit code. Raises StartError if it cannot start."""
     log.info("decode worker: %s", describe(config))
-    worker = make_worker(config)
+    return await run_worker(make_worker(config), config, stop)
+
+
+async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
+    """The same with a worker that is not yet started."""
     server = make_server()
     health = Health(server, SERVICES)
     add_services(server, worker)
@@ -52,7 +58,7 @@ async def run(config: Config, stop: Stop) -> int:
         compatibility = await _start_unless(stop, worker)
         if compatibility is None:
             return 0
-        return await _serve(config, stop, worker, health, compatibility, address)
+        return await _serve(worker, health, _profile(config, worker, compatibility, address), config, stop)
     finally:
         health.shutdown()
         await server.stop(LAST_CALLS.total_seconds())
@@ -107,42 +113,70 @@ async def _start_unless(stop: Stop, worker: DecodeWorker) -> Compatibility | Non
     return None
 
 
-async def _serve(
-    config: Config, stop: Stop, worker: DecodeWorker, health: Health, compatibility: Compatibility, address: Address
-) -> int:
+async def _serve(worker: DecodeWorker, health: Health, profile: WorkerProfile, config: Config, stop: Stop) -> int:
+    """From ready to left; the exit code."""
     leave: asyncio.Future[timedelta] = asyncio.get_running_loop().create_future()
     registration = Registration(
         routers=config.router,
-        profile=_profile(config, worker, compatibility, address),
+        profile=profile,
         load=worker.load,
         on_drain=lambda grace: None if leave.done() else leave.set_result(grace),
     )
-    register_page_gauges(worker.pages)
-    register_load_gauges(worker.load)
-    if (metrics_port := start_metrics_server(config.metrics_port)) is not None:
-        log.info("metrics on http://127.0.0.1:%d/metrics", metrics_port)
-    for service in SERVICES:
-        health.set(service, True)
+    _measure(worker, config)
+    _set_serving(health, True)
     registering = asyncio.create_task(registration.run())
-    print(f"decode worker ready on {address}", flush=True)
+    print(f"decode worker ready on {profile.address}", flush=True)
     try:
-        stopping = asyncio.create_task(stop.requested.wait())
-        await asyncio.wait((stopping, leave, worker.died, registering), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if registering.done():
-            registering.result()
-        for service in SERVICES:
-            health.set(service, False)
-        draining = asyncio.create_task(worker.drain(leave.result() if leave.done() else config.grace, registration.changed))
-        await asyncio.wait((draining, worker.died), return_when=asyncio.FIRST_COMPLETED)
-        draining.cancel()
-        if worker.died.done():
-            log.error("the engine has died", exc_info=worker.died.result())
-            return 1
-        return 0
+        await _until_asked_to_leave(stop, leave, worker, registering)
+        _set_serving(health, False)
+        grace = leave.result() if leave.done() else config.grace
+        await _drain(worker, grace, registration.changed)
     finally:
         registering.cancel()
         await asyncio.gather(registering, return_exceptions=True)
+    if worker.died.done():
+        log.error("the engine has died", exc_info=worker.died.result())
+        return 1
+    return 0
+
+
+async def _until_asked_to_leave(
+    stop: Stop, leave: asyncio.Future[timedelta], worker: DecodeWorker, registering: asyncio.Task[None]
+) -> None:
+    """By a signal, by a router, or because the engine or the registration broke; raises what broke the latter."""
+    stopping = asyncio.create_task(stop.requested.wait())
+    endings: list[asyncio.Future[Any]] = [stopping, leave, worker.died, registering]
+    try:
+        while not (stopping.done() or leave.done() or worker.died.done()):
+            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+            if registering in endings and registering.done():
+                # At once and well, if there is no router to register with.
+                registering.result()
+                endings.remove(registering)
+    finally:
+        stopping.cancel()
+
+
+async def _drain(worker: DecodeWorker, grace: timedelta, on_change: Callable[[], None]) -> None:
+    """Lets the worker finish, unless its engine dies."""
+    draining = asyncio.create_task(worker.drain(grace, on_change))
+    await asyncio.wait((draining, worker.died), return_when=asyncio.FIRST_COMPLETED)
+    if not worker.died.done():
+        await draining
+    draining.cancel()
+    await asyncio.gather(draining, return_exceptions=True)
+
+
+def _set_serving(health: Health, serving: bool) -> None:
+    for service in SERVICES:
+        health.set(service, serving)
+
+
+def _measure(worker: DecodeWorker, config: Config) -> None:
+    register_page_gauges(worker.pages)
+    register_load_gauges(worker.load)
+    if (port := start_metrics_server(config.metrics_port)) is not None:
+        log.info("metrics on http://127.0.0.1:%d/metrics", port)
 
 
 def _profile(config: Config, worker: DecodeWorker, compatibility: Compatibility, address: Address) -> WorkerProfile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 
 from common.handoff.base import page_checksum
 from common.rpc.gen.pdserve.v1 import decode_pb2, handoff_pb2, prefill_pb2
+from common.wire import compatibility_to_pb
 from common.work import FinishReason
 from tests.helpers.decode_core import EPOCH, make_req
-from tests.helpers.decode_worker import Peers, decode_worker
+from tests.helpers.decode_worker import decode_worker
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_runner import continuation
 
@@ -120,17 +121,11 @@ async def test_a_reserve_without_session_pairing_or_known_transport_is_refused()
 async def test_cmp_01_a_pair_that_differs_is_refused_naming_both_values() -> None:
     async with decode_worker() as peers:
         request = decode_pb2.PairRequest(prefill_worker="prefill-a")
-        request.compatibility.CopyFrom(_compatibility(peers))
+        request.compatibility.CopyFrom(compatibility_to_pb(peers.runner.compatibility))
         request.compatibility.page_size = 16
         code, text = await refused(peers.decode.Pair(request))
         assert code == "FAILED_PRECONDITION"
         assert text == "page_size differs: 16 on prefill-a, 4 on decode-test"
-
-
-def _compatibility(peers: Peers) -> Any:
-    from common.wire import compatibility_to_pb
-
-    return compatibility_to_pb(peers.runner.compatibility)
 
 
 async def test_commit_is_refused_while_bytes_are_missing() -> None:
@@ -256,8 +251,7 @@ async def test_hnd_07_leases_end_while_nothing_else_happens_and_renewing_keeps_t
 
 
 async def test_leaving_finishes_what_it_can_and_hands_the_rest_back() -> None:
-    slow = threading.Event()
-    async with decode_worker(before_run=lambda batch: slow.wait(0.02) and None) as peers:
+    async with decode_worker(before_run=lambda batch: time.sleep(0.02)) as peers:
         router, pairing = await peers.session(), await peers.pair()
         await peers.hand_over(make_req(PROMPT, uid=1, output_len=4), pairing.pair_id)
         await peers.hand_over(make_req(PROMPT, uid=2, output_len=100), pairing.pair_id)

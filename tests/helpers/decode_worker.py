@@ -142,28 +142,31 @@ class Peers:
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
 
 
-@asynccontextmanager
-async def decode_worker(
+def fake_worker(
     *,
     pages: int = 32,
     page_size: int = 4,
     max_running: int = 8,
     lease: timedelta = timedelta(seconds=10),
     before_run: Callable[[Batch], None] = lambda batch: None,
-) -> AsyncIterator[Peers]:
-    """Served on loopback for as long as the block runs."""
+) -> tuple[DecodeWorker, FakeRunner]:
+    """Not started; lives in the running event loop."""
     memory = PoolMemory(pages, 2 * 4 * page_size)
     runner = FakeRunner(num_pages=pages, page_size=page_size, rows=max_running, storage=memory.view, before_run=before_run)
 
     def build(emit: Emit) -> DecodeCore:
         return DecodeCore(runner, pool_pages=pages, max_running=max_running, lease=lease, emit=emit)
 
-    worker = DecodeWorker(
-        "decode-test",
-        make_engine=lambda on_event: ThreadEngine(build, on_event=on_event),
-        memory=memory,
-        offer_shm=True,
-    )
+    def make_engine(on_event: Callable[[Any], None]) -> ThreadEngine:
+        return ThreadEngine(build, on_event=on_event)
+
+    return DecodeWorker("decode-test", make_engine=make_engine, memory=memory, offer_shm=True), runner
+
+
+@asynccontextmanager
+async def decode_worker(**shape: Any) -> AsyncIterator[Peers]:
+    """A fake_worker(**shape) served on loopback for as long as the block runs."""
+    worker, runner = fake_worker(**shape)
     server = make_server()
     add_services(server, worker)
     address = await bind(server, Address("127.0.0.1", 0))

@@ -79,7 +79,7 @@ async def test_a_pairing_has_one_connection(receiver: Receiver) -> None:
 
 
 async def test_another_user_is_refused(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_receiver.os, "getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises((ConnectionRefusedError, ConnectionResetError)):
         await receiver.pool(await receiver.connect())
 
