@@ -135,3 +135,29 @@ def test_a_wrong_start_says_what_is_wrong_in_one_line_lif_09(tiny: Path, args: t
 
 def _run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "router", *args], cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+
+async def test_cancels_and_tiny_deadlines_leave_no_traceback_and_no_work_can_10_can_07(tiny: Path, tmp_path: Path) -> None:
+    with router_process(tiny, tmp_path, "--metrics-port", "0") as (process, address):
+        prefill, decode = await fake_pair(tiny, address)
+        await eventually(lambda: "router ready" in process.output, within=5)
+        sampling = {"max_tokens": 2000, "ignore_eos": True}
+        async with Client(address) as client:
+
+            async def tiny_deadline(number: int) -> None:
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await client.generate(PROMPT, sampling=sampling, timeout=0.0005 + number % 10 * 0.0005)
+                assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+            for _ in range(20):
+                await asyncio.gather(*(tiny_deadline(number) for number in range(50)))
+            for _ in range(50):
+                call = client.call(PROMPT, sampling=sampling, request_id="X")
+                await first_event(call, "delta")
+                call.cancel()
+                answer = await client.generate(PROMPT, sampling={"max_tokens": 8, "ignore_eos": True}, request_id="X")
+                assert answer.ids == expected_output(PROMPT, 8)
+            await eventually(lambda: prefill.is_idle() and decode.is_idle(), within=2)
+        assert process.is_alive and "Traceback" not in process.output
+        await prefill.close()
+        await decode.close()
