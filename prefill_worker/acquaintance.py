@@ -59,7 +59,9 @@ class Acquaintance:
             await pairing.closed()
 
     async def _introduce(self) -> Pairing:
-        pairing = await open_pairing(self._stub, terms=self._terms, engine=self._engine, on_gone=self._gone)
+        pairing = await open_pairing(
+            self._stub, address=self._address, terms=self._terms, engine=self._engine, on_gone=self._gone
+        )
         if self._current is not None:
             self._current.retire()
         self._current = pairing

@@ -62,6 +62,7 @@ class PrefillCore:
         self._jobs: dict[WorkKey, Job] = {}
         self._waiting = Waiting()
         self._arrivals = 0
+        self._computed_tokens = 0
         self._stats: Stats | None = None
 
     @property
@@ -120,6 +121,7 @@ class PrefillCore:
         for req, tokens in plan:
             req.take_chunk(tokens)
             self._announce(jobs[req])
+            self._computed_tokens += tokens
         results = self._runner.run(Batch([req for req, _ in plan], "prefill"))
         for (req, _), sampled in zip(plan, results, strict=True):
             self._advance(jobs[req], sampled)
@@ -237,5 +239,6 @@ class PrefillCore:
             running=sum(state in (State.COMPUTING, State.COMMITTING) for state in states),
             waiting=sum(state in (State.QUEUED, State.RESERVING) for state in states),
             queued_tokens=sum(job.remaining for job in self._jobs.values()),
+            computed_tokens=self._computed_tokens,
             pages=self._pool.counts(),
         )

@@ -21,11 +21,11 @@ from prefill_worker.acquaintance import Acquaintance
 from prefill_worker.errands import Errands
 from prefill_worker.leases import RENEW_SHARE, SAFE_SHARE, Lease, Leases, OnLost
 from prefill_worker.pairing import Pairing, Terms
+from prefill_worker.peer_errors import NO_ANSWER, peer_error
 
 ANSWER_MARGIN_SECONDS: Final = 2.0
 """A Reserve call outlives the deadline it carries by this, so that it is the decode worker that ends the wait."""
 COMMIT_PAUSE_SECONDS: Final = 0.05
-_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class DecodePeer:
@@ -97,7 +97,7 @@ class DecodePeer:
                 await self._stub.Commit(request, timeout=min(left, lease.length_seconds * RENEW_SHARE))
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _NO_ANSWER:
+                if error.code() not in NO_ANSWER:
                     raise error_of(error) from None
             await asyncio.sleep(COMMIT_PAUSE_SECONDS)
         raise Unavailable(f"decode worker {lease.pairing.worker_id} at {self.address} did not answer Commit in time")
@@ -131,7 +131,7 @@ class DecodePeer:
             self._end_unanswered(pairing, error, waited_out=self._clock() - sent >= left + ANSWER_MARGIN_SECONDS)
             pairing.let_go()
             if isinstance(error, grpc.aio.AioRpcError):
-                raise error_of(error) from None
+                raise peer_error(error, address=self.address) from None
             raise
         return Lease(
             key=req.key,
@@ -147,8 +147,10 @@ class DecodePeer:
     def _end_unanswered(self, pairing: Pairing, error: BaseException, *, waited_out: bool) -> None:
         """A Reserve that broke off may have been granted without our knowing the ticket. With shm its pages stay withheld until
         this pairing's mapping is gone, so the pairing is not used any longer."""
-        answered = isinstance(error, grpc.aio.AioRpcError) and error.code() not in _NO_ANSWER
-        timed_out_there = isinstance(error, grpc.aio.AioRpcError) and error.code() is _NO_ANSWER[2] and not waited_out
+        answered = isinstance(error, grpc.aio.AioRpcError) and error.code() not in NO_ANSWER
+        timed_out_there = (
+            isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not waited_out
+        )
         if not answered and not timed_out_there and pairing.transport == "shm":
             self._acquaintance.drop(pairing)
 
@@ -161,5 +163,5 @@ class DecodePeer:
         except BaseException as error:
             self.leases.give_back(lease)
             if isinstance(error, grpc.aio.AioRpcError):
-                raise error_of(error) from None
+                raise peer_error(error, address=self.address) from None
             raise

@@ -56,9 +56,13 @@ class Broken:
 
 @dataclass(frozen=True)
 class Stats:
-    """How things stand; sent when something changed. See WorkerLoad for running, waiting, queued_tokens."""
+    """How things stand; sent when something changed. See WorkerLoad for running, waiting, queued_tokens.
+
+    computed_tokens: prompt tokens computed since the start.
+    """
 
     running: int
     waiting: int
     queued_tokens: int
+    computed_tokens: int
     pages: PageCounts

@@ -37,6 +37,7 @@ from prefill_worker.commands import Admit, Compute, Destination, Forget
 from prefill_worker.decode_peer import DecodePeer
 from prefill_worker.events import Broken, PagesReady, PrefillDone, PrefillStarted
 from prefill_worker.leases import Lease
+from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.order import Order
 from prefill_worker.pairing import PairingRefused
 from prefill_worker.report import Report
@@ -57,6 +58,7 @@ class Tools:
     read_page: Callable[[int], memoryview]
     clock: Callable[[], float]
     verify: bool
+    metrics: PrefillMetrics
 
 
 class Journey(Stateful):
@@ -200,6 +202,7 @@ class Journey(Stateful):
         assert self._peer is not None and self._lease is not None
         sent = Sent(done.pages_sent, done.page_crc32) if self._pushing is None else await self._pushing
         await self._peer.commit(self._lease, first_tokens=[self._as_committed(token) for token in done.tokens], sent=sent)
+        self._tools.metrics.handed_off(self._lease.pairing.transport)
         self._peer.leases.let_go(self._lease)
         self._lease = None
         for key in self.keys:
@@ -219,7 +222,9 @@ class Journey(Stateful):
         _log.info("request %s ended: %s", self.key, cause, extra={"request_id": self._order.req.request_id})
         for key in self.keys:
             if key not in self._ended_by:
-                self._report.failed(WorkFailure.of(key, cause, retryable=retryable))
+                failure = WorkFailure.of(key, cause, retryable=retryable)
+                self._tools.metrics.failed(failure)
+                self._report.failed(failure)
 
     async def _clean_up(self) -> None:
         if self._pushing is not None:

@@ -16,11 +16,11 @@ from common.engine.handle import EngineHandle
 from common.errors import FailedPrecondition, PdserveError, Unavailable
 from common.handoff.base import Transport
 from common.handoff.choose import ShmLink, TransportMode, choose
-from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
 from common.wire import compatibility_to_pb
 from common.work import Compatibility
 from prefill_worker.commands import ClosePool, OpenPool
+from prefill_worker.peer_errors import peer_error
 
 PAIR_SECONDS: Final = 5.0
 """How long a decode worker may take to answer Pair."""
@@ -110,7 +110,12 @@ class Pairing:
 
 
 async def open_pairing(
-    stub: decode_pb2_grpc.DecodeServiceStub, *, terms: Terms, engine: EngineHandle, on_gone: Callable[[Pairing], None]
+    stub: decode_pb2_grpc.DecodeServiceStub,
+    *,
+    address: str,
+    terms: Terms,
+    engine: EngineHandle,
+    on_gone: Callable[[Pairing], None],
 ) -> Pairing:
     """Introduces this worker and opens the transport. Raises PairingRefused, or what the call failed with."""
     request = decode_pb2.PairRequest(prefill_worker=terms.worker_id, compatibility=compatibility_to_pb(terms.compatibility))
@@ -122,7 +127,7 @@ async def open_pairing(
         if link is not None:
             await _map(link, response.pair_id, terms=terms, engine=engine)
     except grpc.aio.AioRpcError as error:
-        raise _refused(error_of(error)) from None
+        raise _refused(peer_error(error, address=address)) from None
     except PdserveError as error:
         raise _refused(error) from None
     _log.info("paired with decode worker %s, transport %s", response.decode_worker, transport)

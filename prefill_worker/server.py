@@ -28,6 +28,7 @@ from common.rpc.server import bind, make_server
 from common.work import Compatibility, WorkerProfile
 from prefill_worker.config import Config
 from prefill_worker.core import PrefillCore
+from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.servicer import PrefillServicer
 from prefill_worker.worker import PrefillWorker
 
@@ -56,6 +57,7 @@ class PrefillServer:
             verify=config.verify_handoff,
             transfer_timeout=config.transfer_timeout,
             max_requests=config.max_requests,
+            metrics=PrefillMetrics(),
         )
         self._server = make_server()
         self._health = Health(self._server, (SERVICE,))
@@ -114,9 +116,9 @@ class PrefillServer:
     async def _drain_or_death(self) -> None:
         log.info("draining for at most %g s", self._grace.total_seconds())
         self._health.set(SERVICE, False)
-        draining: asyncio.Future[Any] = asyncio.create_task(self.worker.drain(grace_seconds=self._grace.total_seconds()))
-        await asyncio.sleep(0)  # Lets it begin, so that the load told next says so.
+        self.worker.is_draining = True
         self._tell_routers()
+        draining: asyncio.Future[Any] = asyncio.create_task(self.worker.drain(grace_seconds=self._grace.total_seconds()))
         await asyncio.wait([draining, self.worker.died], return_when=asyncio.FIRST_COMPLETED)
         draining.cancel()
 

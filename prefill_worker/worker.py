@@ -16,6 +16,7 @@ from prefill_worker.commands import Check, FlushPrefixCache
 from prefill_worker.events import Stats
 from prefill_worker.journey import Tools
 from prefill_worker.journeys import Journeys
+from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.pairing import Terms
 from prefill_worker.peers import Peers
 
@@ -36,20 +37,23 @@ class PrefillWorker:
         verify: bool,
         transfer_timeout: timedelta,
         max_requests: int,
+        metrics: PrefillMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """make_engine(on_event): an engine whose core is a PrefillCore. Call within the running loop."""
         self.worker_id = worker_id
         self.clock = clock
         self.is_draining = False
+        """Set it (drain does) and nothing new is taken."""
         self._engine = make_engine(self._on_event)
         self._transport: TransportMode = transport
         self._verify = verify
         self._transfer_timeout = transfer_timeout
         self._max_requests = max_requests
+        self._metrics = metrics
         self._peers: Peers | None = None
         self._journeys: Journeys | None = None
-        self._stats = Stats(0, 0, 0, PageCounts(0, 0, 0, 0, 0))
+        self._stats = Stats(0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0))
 
     async def start(self) -> Compatibility:
         """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
@@ -69,6 +73,7 @@ class PrefillWorker:
             read_page=core.page_view,
             clock=self.clock,
             verify=self._verify,
+            metrics=self._metrics,
         )
         self._journeys = Journeys(tools=tools, max_requests=self._max_requests)
         compatibility: Compatibility = core.compatibility
@@ -119,5 +124,6 @@ class PrefillWorker:
     def _on_event(self, event: Any) -> None:
         if isinstance(event, Stats):
             self._stats = event
+            self._metrics.watch(event)
         elif self._journeys is not None:
             self._journeys.on_event(event)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -214,3 +215,28 @@ async def test_an_engine_that_dies_ends_the_process_with_1_and_its_sessions_with
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
     assert await asyncio.to_thread(process.wait, within=5) == 1
     assert "the engine has died" in process.output and "the device is gone" in process.output
+
+
+async def test_pages_and_load_are_on_the_metrics_port(start: Start) -> None:
+    process = start("--metrics-port", "0")
+    address = (await asyncio.to_thread(process.wait_for_line, READY)).group(1)
+    port = process.wait_for_line(r"metrics on 127.0.0.1:(\d+)").group(1)
+    async with session(address) as call:
+        await submit(call, 10)
+        assert [(await asyncio.wait_for(call.read(), 5)).WhichOneof("message") for _ in range(2)] == ["started", "first_token"]
+
+        async def counted() -> bool:
+            text = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2).read().decode())
+            lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("pdserve_"))
+            wanted = {
+                'pdserve_pages{kind="free"}': "62.0",
+                'pdserve_pages{kind="cached"}': "2.0",
+                'pdserve_pages{kind="held"}': "0.0",
+                "pdserve_pages_total": "64.0",
+                "pdserve_running_requests": "0.0",
+                "pdserve_prefill_tokens_total": "10.0",
+            }
+            assert {name: lines.get(name) for name in wanted} == wanted
+            return True
+
+        await eventually(counted, within=3)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from common.core import WorkKey
 from common.engine.handle import ThreadEngine
 from common.work import TokenOut, WorkFailure
 from prefill_worker.core import PrefillCore
 from prefill_worker.journey import Journey
+from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.order import Order
 from prefill_worker.worker import PrefillWorker
 from tests.helpers.eventually import eventually
@@ -73,19 +75,25 @@ class PrefillStand:
         settings: dict[str, Any] = {"page_size": decode.page_size, "rows": max_running} | runner
         self.runner = FakeRunner(**settings)
         self.core: PrefillCore
+        self.registry = CollectorRegistry()
         self._next_uid = 1
 
         def build(emit: Any) -> PrefillCore:
             self.core = PrefillCore(self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens)
             return self.core
 
+        def make_engine(on_event: Any) -> ThreadEngine:
+            self.engine = ThreadEngine(build, on_event=on_event)
+            return self.engine
+
         self.worker = PrefillWorker(
             "prefill-test",
-            make_engine=lambda on_event: ThreadEngine(build, on_event=on_event),
+            make_engine=make_engine,
             transport=transport,
             verify=verify,
             transfer_timeout=timedelta(seconds=transfer_timeout),
             max_requests=max_requests,
+            metrics=PrefillMetrics(registry=self.registry),
         )
 
     async def __aenter__(self) -> PrefillStand:
@@ -93,12 +101,13 @@ class PrefillStand:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.engine.died.done():
+            return
         try:
             if kind is None:
                 await self.assert_idle()
         finally:
-            with suppress(Exception):
-                await self.worker.close()
+            await self.worker.close()
 
     def submit(
         self,

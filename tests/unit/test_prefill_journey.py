@@ -267,6 +267,19 @@ async def test_a_restarted_decode_worker_is_paired_with_again(stands: Make, tran
     assert len(stand.decode.pairs) == 1
 
 
+async def test_a_decode_worker_that_does_not_answer_an_introduction_is_worth_another_attempt(
+    stands: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefill_worker.pairing.PAIR_SECONDS", 0.1)
+    stand, go = await stands(), asyncio.Event()
+    stand.decode.before["Pair"] = waits(go)
+    await stand.finish(stand.submit(IDS), within=2)
+    failure = stand.report.failure
+    assert (failure.code, failure.retryable) == (Status.UNAVAILABLE.value[0], True)
+    assert stand.decode.address in failure.message
+    go.set()
+
+
 async def test_a_forgotten_pairing_is_renewed_once_within_the_request(stands: Make) -> None:
     stand = await stands(transport="grpc")
     await stand.finish(stand.submit(IDS))
@@ -472,7 +485,7 @@ async def test_closing_the_worker_unmaps_and_hangs_up(stands: Make) -> None:
     (connection,) = stand.decode.connections.values()
     assert not is_closed(connection)
     await stand.assert_idle()
-    await stand.worker._peers.close()  # type: ignore[union-attr]
+    await stand.worker.close()
     assert is_closed(connection)
 
 
@@ -488,6 +501,18 @@ async def test_many_requests_at_once_all_arrive_HND_05(stands: Make) -> None:
         assert report.all("first_token")[0].token_id == next_token(ids)
     for ticket in stand.decode.tickets.values():
         stand.decode.assert_all_kv_arrived(ticket)
+
+
+async def test_tokens_hand_offs_and_failures_are_counted(stands: Make) -> None:
+    stand = await stands(transport="grpc")
+    await stand.finish(stand.submit(IDS))
+    await stand.finish(stand.submit([*IDS, 99]))
+    stand.decode.before["Commit"] = aborts(Status.DATA_LOSS)
+    await stand.finish(stand.submit([5, 6]))
+    count = stand.registry.get_sample_value
+    await eventually(lambda: count("pdserve_prefill_tokens_total") == 10 + 3 + 2, within=2)
+    assert count("pdserve_handoffs_total", {"transport": "grpc"}) == 2
+    assert count("pdserve_prefill_failures_total", {"code": "15"}) == 1
 
 
 async def test_too_many_requests_are_refused_with_the_number_CAP_06(stands: Make) -> None:
