@@ -4,17 +4,13 @@ set -eu
 torch=$1
 ready=$2
 
-supported='import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
+usable='import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
 if [ ! -x .venv/bin/python ]; then
     for python in python3.11 python3.12 python3.13 python3 none; do
-        "$python" -c "$supported" 2>/dev/null && break
+        "$python" -c "$usable" 2>/dev/null && break
     done
     if [ "$python" = none ]; then
-        echo "error: no Python 3.11, 3.12 or 3.13 on PATH" >&2
-        exit 2
-    fi
-    if ! "$python" -c 'import ensurepip' 2>/dev/null; then
-        echo "error: $python cannot make a virtual environment: apt-get install python3-venv" >&2
+        echo "error: no Python 3.11, 3.12 or 3.13 that can make a virtual environment (Debian, Ubuntu: apt-get install python3-venv)" >&2
         exit 2
     fi
     echo "making .venv with $("$python" --version)"
