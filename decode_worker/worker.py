@@ -134,9 +134,9 @@ class DecodeWorker:
         self.sessions.end_all(Unavailable("this decode worker is stopping"))
 
     async def close(self) -> None:
-        await self._engine.close()
-        if self._offer_shm:
-            await self._shm.close()
+        if self._compatibility is not None:  # Else the model is still being loaded: the thread ends with the process.
+            await self._engine.close()
+        await self._shm.close()
 
     # What the engine says.
 

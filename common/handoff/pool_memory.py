@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Callable
+import weakref
 
 from common.handoff.base import page_range
 
@@ -21,11 +21,11 @@ class PoolMemory:
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self.descriptor = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.descriptor)
         os.ftruncate(self.descriptor, self.size)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.view = memoryview(mmap.mmap(self.descriptor, self.size))
 
-    @property
-    def page_view(self) -> Callable[[int], memoryview]:
+    def page_view(self, page: int) -> memoryview:
         """The writable bytes of one page."""
-        return lambda page: self.view[page_range(page, self.page_bytes)]
+        return self.view[page_range(page, self.page_bytes)]

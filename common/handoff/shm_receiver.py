@@ -34,13 +34,13 @@ class ShmReceiver:
         self._connected: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.socket_name = f"pdserve-{secrets.token_hex(16)}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def start(self) -> None:
-        self._listener.setblocking(False)
-        self._listener.bind(b"\0" + self.socket_name.encode())
-        self._listener.listen()
-        self._spawn(self._accept())
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.setblocking(False)
+        listener.bind(b"\0" + self.socket_name.encode())
+        listener.listen()
+        self._spawn(self._accept(listener))
 
     def is_connected(self, pair_id: str) -> bool:
         return pair_id in self._connected
@@ -50,27 +50,27 @@ class ShmReceiver:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._listener.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            except OSError as error:
-                # Out of descriptors, say: those connected go on, and the next one may find room.
-                log.warning("cannot accept a shared memory connection: %s", error)
-                await asyncio.sleep(0.1)
-                continue
-            if len(self._tasks) > MAX_CONNECTIONS:
-                log.warning("refused a shared memory connection: there are %d", MAX_CONNECTIONS)
-                connection.close()
-                continue
-            self._spawn(self._serve(connection))
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                try:
+                    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                except OSError as error:
+                    # Out of descriptors, say: those connected go on, and the next one may find room.
+                    log.warning("cannot accept a shared memory connection: %s", error)
+                    await asyncio.sleep(0.1)
+                    continue
+                if len(self._tasks) <= MAX_CONNECTIONS:
+                    self._spawn(self._serve(connection))
+                else:
+                    log.warning("refused a shared memory connection: there are %d", MAX_CONNECTIONS)
+                    connection.close()
 
     async def _serve(self, connection: socket.socket) -> None:
         """One sender, from its hello to its EOF."""

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -55,10 +55,9 @@ async def sender(peers: Peers) -> AsyncIterator[tuple[Sender, str]]:
         await one.wait_for("mapped")
         yield one, pairing.pair_id
     finally:
-        if process.returncode is None:
-            one.signal(signal.SIGCONT)
+        with suppress(ProcessLookupError):  # Killed by the test, perhaps.
             process.kill()
-            await process.wait()
+        await process.wait()
 
 
 async def pages_are(peers: Peers, *, held: int, quarantined: int) -> bool:
@@ -129,6 +128,15 @@ async def test_a_stopped_sender_that_dies_gives_its_pages_back() -> None:
         await eventually(lambda: pages_are(peers, held=0, quarantined=3), within=2)
         process.signal(signal.SIGKILL)
         await peers.assert_idle(within=2)
+
+
+async def test_without_shm_no_socket_is_offered_and_grpc_is() -> None:
+    async with decode_worker(offer_shm=False) as peers:
+        router, pairing = await peers.session(), await peers.pair()
+        assert pairing.shm_socket == ""
+        await peers.hand_over(make_req(PROMPT), pairing.pair_id)
+        await eventually(lambda: router.has_finished(1), within=2)
+        await peers.assert_idle()
 
 
 async def test_after_its_sender_is_gone_a_pairing_is_unknown() -> None:

@@ -149,6 +149,7 @@ def fake_worker(
     max_running: int = 8,
     lease: timedelta = timedelta(seconds=10),
     before_run: Callable[[Batch], None] = lambda batch: None,
+    offer_shm: bool = True,
 ) -> tuple[DecodeWorker, FakeRunner]:
     """Not started; lives in the running event loop."""
     memory = PoolMemory(pages, 2 * 4 * page_size)
@@ -160,7 +161,7 @@ def fake_worker(
     def make_engine(on_event: Callable[[Any], None]) -> ThreadEngine:
         return ThreadEngine(build, on_event=on_event)
 
-    return DecodeWorker("decode-test", make_engine=make_engine, memory=memory, offer_shm=True), runner
+    return DecodeWorker("decode-test", make_engine=make_engine, memory=memory, offer_shm=offer_shm), runner
 
 
 @asynccontextmanager

@@ -114,7 +114,8 @@ def test_grpc_pages_of_an_ended_ticket_are_nobodys_until_the_event_loop_has_clos
     end_ticket(harness, granted, how, req.key)
     closed = [event for event in harness.events if isinstance(event, events.TicketClosed)]
     assert [event.ticket for event in closed] == [granted.ticket]
-    harness.do(commands.Release(granted.ticket, drained=True))  # The sender's word counts for nothing: frames may be buffered here.
+    # The sender's word counts for nothing: frames may be buffered here.
+    harness.do(commands.Release(granted.ticket, drained=True))
     harness.do(commands.SenderGone("pair"))
     assert harness.counts().quarantined == 3
     harness.do(commands.Drained(granted.ticket))

@@ -1,4 +1,4 @@
-"""Random orders of everything that can happen to the decode core: pages are conserved, an ended key is silent, tokens are right."""
+"""The decode core under random orders of everything: pages are conserved, an ended key is silent, tokens are right."""
 
 from __future__ import annotations
 
