@@ -124,6 +124,8 @@ class Cluster:
             for role, count in self._counts.items():
                 for _ in range(count):
                     self.start_worker(role)
+            for worker in (*self.prefill, *self.decode):
+                worker.wait_for_line("registered with router")
             self.router.wait_for_line("router ready on")
         except BaseException:
             self.close()
