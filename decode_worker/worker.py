@@ -134,8 +134,8 @@ class DecodeWorker:
         self.sessions.end_all(Unavailable("this decode worker is stopping"))
 
     async def close(self) -> None:
-        if self._compatibility is not None:  # Else the model is still being loaded: the thread ends with the process.
-            await self._engine.close()
+        """Waits for the engine's thread, also while it loads the model: torch aborts a process that ends under a thread of its."""
+        await self._engine.close()
         await self._shm.close()
 
     # What the engine says.

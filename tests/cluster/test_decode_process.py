@@ -91,7 +91,7 @@ async def test_told_to_stop_while_loading_it_stops(tiny: Path, tmp_path: Path) -
     worker = start(tiny, tmp_path)
     worker.wait_for_line("decode worker: model=")
     worker.signal(signal.SIGTERM)
-    assert worker.wait(within=10) in (0, -signal.SIGTERM)
+    assert worker.wait(within=15) in (0, -signal.SIGTERM)  # The latter before Python listens to signals.
     assert "Traceback" not in worker.output
 
 
