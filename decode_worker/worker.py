@@ -134,7 +134,7 @@ class DecodeWorker:
         self.sessions.end_all(Unavailable("this decode worker is stopping"))
 
     async def close(self) -> None:
-        """Waits for the engine's thread, also while it loads the model: torch aborts a process that ends under a thread of its."""
+        """Waits for the engine's thread, also while it loads the model: torch aborts a process that ends under it."""
         await self._engine.close()
         await self._shm.close()
 
