@@ -7,8 +7,7 @@ from types import TracebackType
 
 
 class Relay:
-    """Listens on a free port and forwards each connection to target. swallow_after: bytes towards the target after which everything
-    of that connection in that direction is dropped while it stays open; None: never."""
+    """Listens on a free port and forwards each connection to target ("host:port")."""
 
     def __init__(self, target: str) -> None:
         self._host, _, port = target.rpartition(":")
