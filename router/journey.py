@@ -37,7 +37,7 @@ class Journey:
         self._outlet = outlet
         self._stopwatch = stopwatch
         self._completions: Sequence[Completion] = ()
-        self._finished: set[int] = set()
+        self._open: Sequence[Completion] = ()
         self._error: Exception | None = None
         self._is_started = False
         self._unread = 0
@@ -47,7 +47,7 @@ class Journey:
 
     def prepare(self, completions: Sequence[Completion], attempts: Attempts) -> None:
         """Before run(): the two need the journey to be made, and it them."""
-        self._completions = completions
+        self._completions = self._open = completions
         self._attempts = attempts
 
     @property
@@ -59,7 +59,7 @@ class Journey:
         self._writer = asyncio.current_task()
         try:
             self._attempts.begin()
-            while len(self._finished) < len(self._completions):
+            while self._open:
                 await self._outlet.wait()
                 responses = self._take()
                 if responses and not self._is_started:
@@ -132,21 +132,20 @@ class Journey:
             self._writer.cancel()
 
     def _take(self) -> list[generation_pb2.GenerateResponse]:
-        """What has gathered, per completion its Delta and then its Finished."""
+        """What has gathered, per completion its deltas and then its Finished."""
         now = time.monotonic()
         responses: list[generation_pb2.GenerateResponse] = []
-        for completion in self._completions:
-            if completion.number in self._finished:
-                continue
-            deltas = completion.output.take(ended=completion.finish is not None)
-            if completion.output.matched_stop is not None:
+        for completion in self._open:
+            output = completion.output
+            taken = output.take(ended=completion.finish is not None)
+            if output.matched_stop is not None:
                 self._stop(completion)
-            if deltas:
-                self._stopwatch.wrote(completion.number, tokens=sum(len(delta.token_ids) for delta in deltas), now=now)
-                responses += [self._response(completion, delta=delta) for delta in deltas]
+            if taken:
+                self._stopwatch.sending(completion.number, count=output.count, now=now)
+                responses += taken
             if completion.finish is not None and self._error is None:
-                self._finished.add(completion.number)
-                responses.append(self._response(completion, finished=self._finish(completion, now)))
+                self._open = [other for other in self._open if other is not completion]
+                responses.append(self._finish(completion, now))
         self._unread = 0
         return responses
 
@@ -165,27 +164,17 @@ class Journey:
         )
         return [generation_pb2.GenerateResponse(request_id=self.request_id, started=started), *responses]
 
-    def _response(
-        self,
-        completion: Completion,
-        *,
-        delta: generation_pb2.Delta | None = None,
-        finished: generation_pb2.Finished | None = None,
-    ) -> generation_pb2.GenerateResponse:
-        return generation_pb2.GenerateResponse(
-            request_id=self.request_id, index=completion.number, delta=delta, finished=finished
-        )
-
-    def _finish(self, completion: Completion, now: float) -> generation_pb2.Finished:
+    def _finish(self, completion: Completion, now: float) -> generation_pb2.GenerateResponse:
         assert completion.finish is not None
         usage = generation_pb2.Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=completion.output.count,
             cached_tokens=self._attempts.cached_tokens,
         )
-        return generation_pb2.Finished(
+        finished = generation_pb2.Finished(
             reason=generation_pb2.FinishReason.Name(completion.finish),
             matched_stop=completion.output.matched_stop or "",
             usage=usage,
             timing=self._stopwatch.timing(completion, self._attempts.prefill_started_at, now),
         )
+        return generation_pb2.GenerateResponse(request_id=self.request_id, index=completion.number, finished=finished)

@@ -20,15 +20,17 @@ class Output:
     count: tokens that belong to the output so far, taken or not.
     """
 
-    def __init__(self, stream: TextStream | None, *, logprobs: bool) -> None:
-        """stream: None for nothing but ids."""
+    def __init__(self, stream: TextStream | None, *, request_id: str, number: int, logprobs: bool) -> None:
+        """stream: None for nothing but ids. number: which of the request's completions."""
         assert stream is not None or not logprobs, "logprobs come from the stream"
+        self._request_id = request_id
+        self._number = number
         self.matched_stop: str | None = None
         self.count = 0
         self._stream = stream
         self._wants_logprobs = logprobs
         self._raw: list[TokenOut] = []
-        self._deltas: list[generation_pb2.Delta] = []
+        self._responses: list[generation_pb2.GenerateResponse] = []
 
     def push(self, token: work_pb2.Token) -> None:
         """The next token in order."""
@@ -40,14 +42,14 @@ class Output:
         if len(self._raw) >= ABSORB_TOKENS:
             self._absorb(self._stream)
 
-    def take(self, *, ended: bool) -> list[generation_pb2.Delta]:
-        """Everything not yet taken, in order. ended: no more will come, so held-back text comes out too."""
+    def take(self, *, ended: bool) -> list[generation_pb2.GenerateResponse]:
+        """Everything not yet taken, in order, each with a delta. ended: no more will come, so held-back text comes out too."""
         if self._stream is not None:
             self._absorb(self._stream)
             if ended and self.matched_stop is None and (held := self._stream.finish()):
                 self._open_delta().text += held
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        responses, self._responses = self._responses, []
+        return responses
 
     def _absorb(self, stream: TextStream) -> None:
         """Makes text and logprobs of what was pushed."""
@@ -64,15 +66,17 @@ class Output:
         delta = self._open_delta()
         if piece.text:
             delta.text += piece.text
-        delta.token_ids.extend([token.token_id for token in raw])
+        for token in raw:
+            delta.token_ids.append(token.token_id)
         if self._wants_logprobs:
             delta.logprobs.extend(map(_to_pb, stream.logprobs(raw)))
 
     def _open_delta(self) -> generation_pb2.Delta:
-        """The one to add to."""
-        if not self._deltas or len(self._deltas[-1].token_ids) >= DELTA_TOKENS:
-            self._deltas.append(generation_pb2.Delta())
-        return self._deltas[-1]
+        """The one to add to, made in its place: as a part given to a constructor it would be copied."""
+        if self._responses and len((delta := self._responses[-1].delta).token_ids) < DELTA_TOKENS:
+            return delta
+        self._responses.append(generation_pb2.GenerateResponse(request_id=self._request_id, index=self._number))
+        return self._responses[-1].delta
 
     def _from_pb(self, token: work_pb2.Token) -> TokenOut:
         """A plain copy: a part of a protobuf message would keep its whole step alive."""

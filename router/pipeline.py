@@ -152,7 +152,7 @@ class Pipeline:
             stopwatch=Stopwatch(arrived_at=arrived_at, metrics=self._metrics),
         )
         completions = [
-            Completion(uid=next(self._uids), number=number, output=self._output(request), events=journey)
+            Completion(uid=next(self._uids), number=number, output=self._output(request, work.request_id, number), events=journey)
             for number in range(request.n)
         ]
         attempts = Attempts(
@@ -167,10 +167,11 @@ class Pipeline:
         journey.prepare(completions, attempts)
         return journey
 
-    def _output(self, request: ValidRequest) -> Output:
+    def _output(self, request: ValidRequest, request_id: str, number: int) -> Output:
         logprobs = request.logprobs is not None
         plain = request.ids_only and not logprobs
-        return Output(None if plain else TextStream.of(self._model.tokenizer, request), logprobs=logprobs)
+        stream = None if plain else TextStream.of(self._model.tokenizer, request)
+        return Output(stream, request_id=request_id, number=number, logprobs=logprobs)
 
 
 class _Usage:

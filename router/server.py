@@ -7,6 +7,7 @@ End:   health NOT_SERVING -> nobody is let in -> running requests get `grace` ->
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from datetime import timedelta
@@ -108,12 +109,21 @@ class Router:
             log.warning("%d requests are still running after %g s", self.admission.in_flight, time_left.total_seconds())
 
 
+def calm_garbage_collection() -> None:
+    """What is here at start stays: it is left out of every collection, and collections are rarer. A stream's objects go by
+    reference count; the collector's walks over everything else cost 5 % of the router's time and showed as pauses."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 async def serve(config: RouterConfig, stop: Stop) -> int:
     """The process's main: from start to exit code."""
     log.info("router %s: %s", VERSION, describe(config))
     metrics_port = start_metrics_server(config.metrics_port)
     router = Router(config, metrics=RouterMetrics(), rng=random.SystemRandom())
     address = await router.start()
+    calm_garbage_collection()
     log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
     await stop.requested.wait()
     log.info("stopping: %d requests are running", router.admission.in_flight)

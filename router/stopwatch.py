@@ -14,16 +14,17 @@ class Stopwatch:
         self._arrived_at = arrived_at
         self._metrics = metrics
         self._first_sent_at: float | None = None
-        self._last_sent_at: dict[int, float] = {}
+        self._last: dict[int, tuple[float, int]] = {}
 
-    def wrote(self, number: int, *, tokens: int, now: float) -> None:
-        """Tokens of completion `number` are about to be sent."""
-        if self._first_sent_at is None:
-            self._first_sent_at = now
-            self._metrics.first_token(now - self._arrived_at)
-        elif tokens and (last := self._last_sent_at.get(number)) is not None:
-            self._metrics.token_gap((now - last) / tokens)
-        self._last_sent_at[number] = now
+    def sending(self, number: int, *, count: int, now: float) -> None:
+        """Completion `number` is about to have sent count tokens in all."""
+        if (last := self._last.get(number)) is None:
+            if self._first_sent_at is None:
+                self._first_sent_at = now
+                self._metrics.first_token(now - self._arrived_at)
+        elif count > last[1]:
+            self._metrics.token_gap((now - last[0]) / (count - last[1]))
+        self._last[number] = now, count
 
     def timing(self, completion: Completion, prefill_started_at: float | None, now: float) -> generation_pb2.Timing:
         """What never happened took no time, and what it would have ended ends now."""

@@ -33,7 +33,7 @@ class Events:
 
 def make() -> tuple[Completion, Events]:
     events = Events()
-    completion = Completion(uid=1, number=0, output=Output(None, logprobs=False), events=events)
+    completion = Completion(uid=1, number=0, output=Output(None, request_id="r", number=0, logprobs=False), events=events)
     begin(completion, 1)
     return completion, events
 

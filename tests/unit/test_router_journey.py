@@ -49,7 +49,7 @@ def make() -> tuple[Journey, Completion, Any]:
     attempts: Any = NoAttempts()
     stopwatch = Stopwatch(arrived_at=0.0, metrics=RouterMetrics(CollectorRegistry()))
     journey = Journey("r", prompt_tokens=1, outlet=Outlet(active_streams=lambda: 0), stopwatch=stopwatch)
-    completion = Completion(uid=1, number=0, output=Output(None, logprobs=False), events=journey)
+    completion = Completion(uid=1, number=0, output=Output(None, request_id="r", number=0, logprobs=False), events=journey)
     journey.prepare([completion], attempts)
     completion.begin(Attempt(1, attempts.pair, (completion,)))
     return journey, completion, attempts
