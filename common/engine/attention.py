@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from common.core import Batch, Context, Req
+from common.engine.chunk_attention import attend_chunk, block_mask
 
 GROUP_BYTES = 4 << 20
 """A group of decoding requests gathers about this much K and V of a layer at once, so that it is still in the cache when read."""
@@ -54,13 +55,13 @@ class _Chunk:
     | cached (from the pages) | computed now: rows |
     0                      cached_len         device_len = length
 
-    block_rows and mask ([rows, length], additive) are None if nothing is cached: then K and V are those just computed.
+    block_rows: [num_layers, 2 * pages], None if nothing is cached: then K and V are those just computed. mask: see block_mask.
     """
 
     rows: slice
     length: int
     block_rows: torch.Tensor | None
-    mask: torch.Tensor | None
+    mask: torch.Tensor
 
 
 @dataclass
@@ -74,7 +75,7 @@ class TorchMetadata:
 
 
 class TorchAttention:
-    """An AttentionBackend of torch's scaled_dot_product_attention over gathered pages."""
+    """An AttentionBackend that gathers whole pages: chunks in blocks of queries, decoding requests in padded groups."""
 
     def __init__(self, ctx: Context, *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self._ctx = ctx
@@ -124,8 +125,10 @@ class TorchAttention:
         pages = self._pages(reqs, lengths, longest)
         mask = None
         if shortest < longest:
+            # Not a bool mask: scaled_dot_product_attention would convert that in every layer.
             beyond = torch.arange(longest, device=lengths.device) >= lengths[:, None]
-            mask = _additive(beyond, self._dtype)[:, None, None]
+            mask = torch.zeros(beyond.shape, dtype=self._dtype, device=beyond.device).masked_fill_(beyond, float("-inf"))
+            mask = mask[:, None, None]
         block_rows = self._pool.block_rows(pages.flatten()).flatten(1)
         return _DecodeGroup(slice(start, start + len(reqs)), block_rows, pages.shape[1], longest, mask)
 
@@ -138,13 +141,11 @@ class TorchAttention:
 
     def _chunk(self, req: Req, start: int) -> _Chunk:
         rows = slice(start, start + req.extend_len)
+        mask = block_mask(req.extend_len, self._group, self._ctx.page_table.device)
         if req.cached_len == 0:
-            return _Chunk(rows, req.device_len, None, None)
-        device = self._ctx.page_table.device
+            return _Chunk(rows, req.device_len, None, mask)
         pages = self._ctx.page_table[req.table_idx, : req.device_len : self._ctx.page_size].long() // self._ctx.page_size
-        positions = torch.arange(req.cached_len, req.device_len, device=device)
-        beyond = torch.arange(req.device_len, device=device) > positions[:, None]
-        return _Chunk(rows, req.device_len, self._pool.block_rows(pages).flatten(1), _additive(beyond, self._dtype))
+        return _Chunk(rows, req.device_len, self._pool.block_rows(pages).flatten(1), mask)
 
     # Once per layer.
 
@@ -174,14 +175,9 @@ class TorchAttention:
         return out.reshape(size, -1)
 
     def _attend_chunk(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: _Chunk, layer: int) -> torch.Tensor:
-        """KV heads take the batch dimension, their query heads the head dimension: K and V are shared, not repeated."""
-        size = len(q)
         if chunk.block_rows is not None:
             k, v = self._gather(chunk.block_rows[layer], 1)[:, 0, : chunk.length].unbind()
-        q = q.view(size, self._num_kv_heads, self._group, self._head_dim).permute(1, 2, 0, 3)
-        k, v = (x.permute(1, 0, 2)[:, None].expand(-1, self._group, -1, -1) for x in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, chunk.mask, is_causal=chunk.mask is None)
-        return out.permute(2, 0, 1, 3).reshape(size, -1)
+        return attend_chunk(q, k, v, chunk.mask)
 
     def _gather(self, block_rows: torch.Tensor, requests: int) -> torch.Tensor:
         """[2 (K, V), requests, tokens of whole pages, num_kv_heads, head_dim]"""
@@ -203,11 +199,6 @@ def split_by_length(lengths: Sequence[int], *, max_tokens: int) -> list[int]:
             new_longest = length
         longest, total, count = new_longest, total + length, count + 1
     return [*sizes, count] if count else sizes
-
-
-def _additive(excluded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where False, -inf where True: scaled_dot_product_attention would make it from a bool mask anew in every layer."""
-    return torch.zeros(excluded.shape, dtype=dtype, device=excluded.device).masked_fill_(excluded, float("-inf"))
 
 
 def _logit_rows(reqs: Sequence[Req], device: torch.device) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -61,6 +62,16 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     return PackedLinear(weight, bias) if can_pack(weight.dtype, weight.device) else PlainLinear(weight, bias)
 
 
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a b^T for a: [n, k] and b: [m, k] -> [n, m]."""
+    if not can_pack(a.dtype, a.device):
+        return a @ b.T
+    # A strided operand it would take too, and then a thousand times as long.
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(a.contiguous(), b.contiguous(), None, "none", [], "")
+    return y
+
+
+@cache
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this build of torch and this CPU have oneDNN products of that dtype."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from common.core import Req, SamplingParams
@@ -16,8 +17,6 @@ from common.engine.philox import uniforms
 
 MIN_TEMPERATURE = 1e-20
 """Below it all is greedy anyhow, and a float32 division would turn 0 / temperature into NaN."""
-TOP_P_TRIES = 512
-"""The best so many tokens are tried for top_p before all are sorted."""
 
 
 class Sampled(NamedTuple):
@@ -55,7 +54,8 @@ class Sampler:
                 processed = self._processed(logits[row.logits], row.req)
                 tokens.append(int(processed.argmax()) if is_deterministic(params) else draw(processed, params, next(uniform)))
             elif is_deterministic(params):
-                best = logits.argmax(dim=-1).tolist() if best is None else best
+                # Not argmax, which takes six times as long in bfloat16; both give the first of equals.
+                best = logits.max(dim=-1).indices.tolist() if best is None else best
                 tokens.append(best[row.logits])
             else:
                 tokens.append(draw(logits[row.logits].to(torch.float32, copy=True), params, next(uniform)))
@@ -136,14 +136,9 @@ def best_ids(values: torch.Tensor, count: int) -> torch.Tensor:
 
 def nucleus_size(weights: torch.Tensor, top_p: float) -> int:
     """How many of the largest weights it takes to reach top_p of their sum; at least 1. weights: [n], not negative."""
-    target = weights.sum(dtype=torch.float64) * top_p
-    for count in (min(TOP_P_TRIES, len(weights)), len(weights)):
-        best = weights.topk(count).values if count < len(weights) else weights.sort(descending=True).values
-        cumulative = best.cumsum(dim=0, dtype=torch.float64)
-        if cumulative[-1] >= target:
-            break
-    # Rounding may leave the last sum a little below the target.
-    return min(int((cumulative < target).sum()) + 1, count)
+    # numpy sorts 49152 floats in 0.1 ms on one core, torch in 3 ms.
+    cumulative = np.sort(weights.cpu().numpy())[::-1].cumsum(dtype=np.float64)
+    return min(int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1, len(cumulative))
 
 
 def _uniforms(rows: Sequence[SampleRow]) -> list[float]:
