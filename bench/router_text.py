@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common.core import WorkKey
 from common.work import TokenOut
+from common.work_key import WorkKey
 from router.text_stream import TextStream
 from router.tokenizer import Tokenizer
 from tests.helpers.text_models import SAMPLE, byte_fallback, byte_level, words, write_model

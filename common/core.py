@@ -6,7 +6,7 @@ A request's life inside an engine is three lengths on one token axis:
     | KV in cache | computed this step |  not yet there          |
                   '---- extend_len ----'------ remain_len -------'
 
-This module imports torch only where a method needs it, so that the router can use SamplingParams and WorkKey without it.
+This module imports torch only where a method needs it, so that the router can use SamplingParams without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.work_key import WorkKey
 
 if TYPE_CHECKING:
     import torch
@@ -23,33 +25,15 @@ if TYPE_CHECKING:
     from common.engine.kv_pool import KVPool
 
 
-class WorkKey(NamedTuple):
-    """Names one attempt at one completion; workers key all their work by it."""
-
-    router_epoch: int
-    uid: int
-    attempt: int
-
-    def for_completion(self, offset: int) -> WorkKey:
-        """The key of the offset-th of n completions: they hold consecutive uids."""
-        return self._replace(uid=self.uid + offset)
-
-    def __str__(self) -> str:
-        return f"{self.router_epoch:016x}/{self.uid}/{self.attempt}"
-
-
 @dataclass
 class SamplingParams:
     """How to choose each next token. The fields' ranges are checked in router/validation.py.
 
-    temperature: 0 or less is greedy.
-    top_k: keep the k most likely; 0 or less is off.
-    top_p: keep the smallest set of tokens that reaches this probability; 1.0 is off.
-    ignore_eos: the model's own end tokens do not end the output.
-    max_tokens: output tokens at most.
+    temperature: 0 or less is greedy. max_tokens: output tokens at most.
+    top_k: keep the k most likely; 0 or less is off. top_p: keep the smallest set that reaches this probability; 1.0 is off.
     min_p: drop tokens below min_p times the most likely one's probability; 0 is off.
-    repetition_penalty: over prompt and output; 1.0 is off.
-    frequency_penalty, presence_penalty: over the output; 0 is off.
+    ignore_eos: the model's own end tokens do not end the output.
+    repetition_penalty: over prompt and output; 1.0 is off. frequency_penalty, presence_penalty: over the output; 0 is off.
     seed: keys the random stream; None only before the router has drawn one.
     min_tokens: no end or stop token before this many output tokens.
     stop_token_ids: tokens that end the output.
@@ -71,21 +55,20 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
 
     @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+    @property
     def is_greedy(self) -> bool:
         """The draw needs no random number and no filter. top_p below 1 takes the filtering path even at temperature 0."""
         return (self.temperature <= 0.0 or self.top_k == 1) and self.top_p == 1.0
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
 
 @dataclass(eq=False)
 class Req:
     """One completion's state. Compared and hashed by identity: two requests may have equal fields.
 
-    input_ids: [len] int32 on the CPU, the prompt plus what has been generated.
-    table_idx: this request's row in the page table; -1 while it has none.
+    input_ids: [len] int32 on the CPU, the prompt plus what has been generated. table_idx: its row in the page table, -1 for none.
     cached_len: leading tokens whose KV is in the cache.
     output_len: how many more tokens may be generated, counted from the construction.
     uid: the completion, minted by the router; unique per router.
@@ -97,8 +80,7 @@ class Req:
     completion: which of the request's completions (the first, if n > 1); keys the random stream with the seed.
     n: completions that share this prompt; they hold consecutive uids and completion numbers.
     logprobs: None for none, 0 for the chosen token's, k for also the k best.
-    priority: higher goes first.
-    request_id: the client's name, for logs.
+    priority: higher goes first. request_id: the client's name, for logs.
 
     The KV of the last token is never computed: at the end device_len is one more than cached_len.
     """
@@ -135,7 +117,6 @@ class Req:
 
     @property
     def remain_len(self) -> int:
-        """How many more tokens may be generated."""
         return self.max_device_len - self.device_len
 
     @property

@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from common.core import Req, SamplingParams, WorkKey
+from common.core import Req, SamplingParams
 from common.rpc.gen.pdserve.v1 import generation_pb2, registry_pb2, work_pb2
 from common.work import Compatibility, FinishReason, PageCounts, TokenOut, WorkerLoad, WorkerProfile, WorkFailure
+from common.work_key import WorkKey
 
 assert array("i").itemsize == 4
 
@@ -117,7 +118,7 @@ def req_to_pb(req: Req) -> work_pb2.Req:
 
 
 def req_from_pb(pb: work_pb2.Req) -> Req:
-    """table_idx is -1 and cache_handle None until a worker gives it a row. Raises ValueError on ids that break a Req's invariants."""
+    """table_idx is -1 and cache_handle None until a worker gives it a row. Raises ValueError on broken invariants."""
     import torch
 
     ids = ids_from_bytes(pb.input_ids)

@@ -1,4 +1,4 @@
-"""Plain values about work that cross a seam: between engine thread and event loop, and (through common/wire.py) between processes.
+"""Plain values about work that cross a seam: engine thread to event loop and, through common/wire.py, process to process.
 
 Torch-free, picklable, immutable.
 """
@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
-from common.core import WorkKey
 from common.errors import Incompatible, PdserveError, from_status, status_number
+from common.work_key import WorkKey
 
 Role = Literal["prefill", "decode"]
 

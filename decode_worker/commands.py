@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from common.core import Req, WorkKey
+from common.core import Req
 from common.handoff.base import Transport
 from common.work import TokenOut
+from common.work_key import WorkKey
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, assert_never
 
-from common.core import WorkKey
 from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, Unavailable
 from common.work import PageCounts
+from common.work_key import WorkKey
 from decode_worker import commands
 from decode_worker.decoding import Decoding
 from decode_worker.events import Stats

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from common.core import Batch, WorkKey
+from common.core import Batch
 from common.engine.finish import finish_reason
 from common.engine.handle import Emit
 from common.engine.pages import PagePool
 from common.engine.runner import Runner, Sampled
 from common.work import FinishReason, TokenOut
+from common.work_key import WorkKey
 from decode_worker import scheduler
 from decode_worker.completion import Completion
 from decode_worker.events import Retracted, StepTokens

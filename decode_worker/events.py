@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.core import WorkKey
 from common.work import PageCounts, TokenOut, WorkFailure
+from common.work_key import WorkKey
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import bisect
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from common.core import WorkKey
 from common.engine.handle import Emit, Reply
 from common.engine.pages import PagePool
 from common.errors import AlreadyExists, PdserveError
+from common.work_key import WorkKey
 from decode_worker.commands import Granted
 from decode_worker.events import TicketClosed, TicketOpened
 from decode_worker.quarantine import Quarantine

@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import grpc
@@ -28,6 +27,7 @@ from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.registration import Registration
 from common.rpc.server import bind, make_server
+from common.version import VERSION
 from common.work import Compatibility, WorkerProfile
 from decode_worker.config import Config
 from decode_worker.core import DecodeCore
@@ -188,12 +188,5 @@ def _profile(config: Config, worker: DecodeWorker, compatibility: Compatibility,
         device=config.device,
         total_pages=worker.memory.num_pages,
         max_running=config.max_running,
-        version=_version(),
+        version=VERSION,
     )
-
-
-def _version() -> str:
-    try:
-        return version("pdserve")
-    except PackageNotFoundError:  # Run from a checkout that was not installed.
-        return "unknown"

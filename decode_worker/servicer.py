@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from common.core import WorkKey
 from common.errors import InvalidRequest
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_from_pb, token_to_pb
+from common.work_key import WorkKey
 from decode_worker import commands
 from decode_worker.events import Failed, Retracted
 from decode_worker.outbox import Message

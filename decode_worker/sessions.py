@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from common.core import WorkKey
 from common.errors import Aborted, PdserveError
+from common.work_key import WorkKey
 from decode_worker.commands import Cancel, SessionClosed, SessionOpened
 from decode_worker.events import Failed, Retracted, StepTokens
 from decode_worker.outbox import MAX_PENDING, Message, Outbox

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.core import Req, WorkKey
+from common.core import Req
 from common.engine.pages import pages_for
 from common.engine.prefix_cache import PrefixHandle
+from common.work_key import WorkKey
 from decode_worker.commands import Reserve
 from decode_worker.order import Order, order_of
 from decode_worker.states import State, Stateful

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 
-from common.core import Req, WorkKey
+from common.core import Req
 from common.engine.handle import Emit
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
 from common.work import WorkFailure
+from common.work_key import WorkKey
 from decode_worker import checks, commands
 from decode_worker.completion import Completion, split
 from decode_worker.events import Failed

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.core import Req, WorkKey
+from common.core import Req
 from common.handoff.base import Transport
+from common.work_key import WorkKey
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common.core import Batch, WorkKey
+from common.core import Batch
 from common.engine.chunks import plan_chunks
 from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
@@ -21,6 +21,7 @@ from common.engine.runner import Runner, Sampled
 from common.errors import AlreadyExists, PdserveError, Unavailable
 from common.handoff.base import pages_ready
 from common.work import Compatibility, PageCounts
+from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Admitted, Check, ClosePool, Compute, Extend, FlushPrefixCache, Forget, OpenPool
 from prefill_worker.events import Broken, PrefillDone, PrefillStarted, Stats
 from prefill_worker.first_tokens import take_first_tokens

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.core import WorkKey
 from common.errors import PdserveError
 from common.work import PageCounts, TokenOut
+from common.work_key import WorkKey
 
 
 class Page(NamedTuple):

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from array import array
 
-from common.core import Req, WorkKey
+from common.core import Req
+from common.work_key import WorkKey
 from prefill_worker.commands import Destination
 from prefill_worker.events import Page
 from prefill_worker.states import State, Stateful

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from common.core import WorkKey
 from common.engine.handle import EngineHandle
 from common.errors import (
     DeadlineExceeded,
@@ -33,6 +32,7 @@ from common.errors import (
 )
 from common.handoff.grpc_sender import GrpcSender, Sent
 from common.work import FinishReason, TokenOut, WorkFailure
+from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Compute, Destination, Forget
 from prefill_worker.decode_peer import DecodePeer
 from prefill_worker.events import Broken, PagesReady, PrefillDone, PrefillStarted

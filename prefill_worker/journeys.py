@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from common.core import WorkKey
 from common.errors import PdserveError, ResourceExhausted
+from common.work_key import WorkKey
 from prefill_worker.journey import Journey, Tools
 from prefill_worker.order import Order
 from prefill_worker.report import Report

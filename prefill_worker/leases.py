@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import grpc
 
-from common.core import WorkKey
 from common.errors import PdserveError, Unavailable
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
+from common.work_key import WorkKey
 from prefill_worker.commands import Extend
 from prefill_worker.pairing import Pairing
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from common.core import WorkKey
 from common.work import TokenOut, WorkFailure
+from common.work_key import WorkKey
 
 
 class Report(Protocol):

@@ -25,6 +25,7 @@ from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.registration import Registration
 from common.rpc.server import bind, make_server
+from common.version import VERSION
 from common.work import Compatibility, WorkerProfile
 from prefill_worker.config import Config
 from prefill_worker.core import PrefillCore
@@ -32,7 +33,6 @@ from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.servicer import PrefillServicer
 from prefill_worker.worker import PrefillWorker
 
-VERSION: Final = "0.1.0"
 SERVICE: Final = "pdserve.v1.PrefillService"
 LAST_WORDS_SECONDS: Final = 1.0
 """For what is still to be sent to routers at the end."""

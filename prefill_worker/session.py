@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
-from common.core import WorkKey
 from common.errors import DeadlineExceeded, InvalidArgument, PdserveError, ResourceExhausted, Unavailable
 from common.rpc.gen.pdserve.v1 import prefill_pb2
 from common.wire import failure_to_pb, req_from_pb, token_to_pb
 from common.work import TokenOut, WorkFailure
+from common.work_key import WorkKey
 from prefill_worker.journey import Journey
 from prefill_worker.order import Order
 from prefill_worker.worker import PrefillWorker

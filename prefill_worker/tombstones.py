@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from common.core import WorkKey
+from common.work_key import WorkKey
 
 KEEP_SECONDS = 30.0
 MAX_KEPT = 100_000

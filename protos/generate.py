@@ -24,7 +24,7 @@ def generate() -> dict[Path, str]:
             sys.exit("protoc failed")
         made = {p.relative_to(scratch) for p in Path(scratch).rglob("*.py*")}
         texts = {p: PROTO_IMPORT.sub("from common.rpc.gen.pdserve.v1 import", (Path(scratch) / p).read_text()) for p in made}
-    return texts | {p / "__init__.py": "" for p in (Path("."), Path("pdserve"), Path("pdserve/v1"))}
+    return texts | {p / "__init__.py": "" for p in (Path(), Path("pdserve"), Path("pdserve/v1"))}
 
 
 def stale(texts: dict[Path, str]) -> list[str]:
@@ -43,8 +43,8 @@ def main() -> None:
         if wrong := stale(texts):
             sys.exit(f"generated code is stale, run `make protos`: {', '.join(wrong)}")
         return
-    for path in stale(texts):
-        (OUT / path).unlink(missing_ok=True)
+    for name in stale(texts):
+        (OUT / name).unlink(missing_ok=True)
     for path, text in texts.items():
         (OUT / path).parent.mkdir(parents=True, exist_ok=True)
         if not (OUT / path).exists() or (OUT / path).read_text() != text:

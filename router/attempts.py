@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from common.core import WorkKey
 from common.engine.pages import pages_for
 from common.errors import PdserveError, Unavailable
 from common.rpc.gen.pdserve.v1 import prefill_pb2
 from common.wire import ids_to_bytes, req_pb
+from common.work_key import WorkKey
 from router.attempt import Attempt, Work
 from router.capacity import group_pages
 from router.completion import Completion, Stage

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from common.core import WorkKey
 from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
 from common.work import FinishReason, TokenOut
+from common.work_key import WorkKey
 from router.text_stream import TextStream, TokenText
 
 ABSORB_TOKENS = 64

@@ -11,7 +11,6 @@ import gc
 import logging
 import random
 from datetime import timedelta
-from typing import Final
 
 from common.address import Address
 from common.config import describe
@@ -22,6 +21,7 @@ from common.rpc.gen.pdserve.v1 import generation_pb2_grpc, registry_pb2_grpc
 from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.server import bind, make_server
+from common.version import VERSION
 from router.admission import Admission
 from router.config import RouterConfig
 from router.dispatch import Dispatch
@@ -34,7 +34,6 @@ from router.registry_servicer import RegistryServicer
 from router.served_model import ServedModel
 from router.servicer import GenerationServicer
 
-VERSION: Final = "0.1.0"
 LAST_WORDS = timedelta(seconds=2)
 """For the statuses of the calls that the end of grace cut off to reach their clients."""
 

@@ -68,7 +68,7 @@ class EngineHandle(Protocol):
         """Builds the core (loads the model); returns what it describes itself with. Raises what building raised."""
 
     async def call(self, command: Any) -> Any:
-        """Sends a command and waits for its reply. Cancelling the wait abandons the call. Raises Unavailable once the engine died."""
+        """Sends a command and waits for its reply. Cancelling the wait abandons it. Raises Unavailable once the engine died."""
 
     def post(self, command: Any) -> None:
         """Sends a command nobody waits for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -104,7 +105,7 @@ async def test_flush_cache_leaves_running_requests_alone(client: Client, tiny: P
 
 
 async def test_an_unknown_method_is_unimplemented(client: Client) -> None:
-    call = client.channel.unary_unary("/pdserve.v1.GenerationService/Nothing")
+    call: Any = client.channel.unary_unary("/pdserve.v1.GenerationService/Nothing")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"", timeout=5)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -28,7 +28,7 @@ POOL = ("--page-size", "4", "--pool-pages", "64", "--max-context", "128")
 
 async def health(address: str, service: str) -> Any:
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
 
 
@@ -72,7 +72,8 @@ async def test_lif_08_readiness_follows_the_workers_in_any_order(tiny: Path, tmp
             code, message = await client.refusal([1, 2], timeout=10)
             assert code is grpc.StatusCode.UNAVAILABLE and "prefill" in message
             async with grpc.aio.insecure_channel(cluster.address) as channel:
-                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=GENERATION), timeout=60)
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                watch = stub.Watch(health_pb2.HealthCheckRequest(service=GENERATION), timeout=60)
                 assert (await watch.read()).status == NOT_SERVING
                 prefill = cluster.start_worker("prefill")
                 assert (await watch.read()).status == SERVING
@@ -223,4 +224,5 @@ async def test_lif_06_a_killed_worker_leaves_no_process_behind(tiny: Path, tmp_p
         for victim in (cluster.prefill.pop(), cluster.decode.pop()):
             children = psutil.Process(victim.pid).children(recursive=True)
             victim.kill()
-            await eventually(lambda gone=children: not any(child.is_running() for child in gone), within=5)
+            _, alive = await asyncio.to_thread(psutil.wait_procs, children, 5)
+            assert not alive

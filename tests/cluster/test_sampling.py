@@ -29,7 +29,8 @@ async def test_smp_01_a_seeded_request_is_not_disturbed_by_its_neighbours(client
     ids = prompt(12, seed=1)
     seeded = {"seed": 42, "temperature": 0.8, "max_tokens": 32}
     outputs = []
-    for neighbours in ([], [{}] * 8, [{"seed": i} for i in range(8)]):
+    crowds: list[list[dict[str, int]]] = [[], [{}] * 8, [{"seed": i} for i in range(8)]]
+    for neighbours in crowds:
         for _ in range(3):
             beside = [ids_of(client, prompt(9, seed=i), temperature=0.8, max_tokens=40, **n) for i, n in enumerate(neighbours)]
             outputs.append((await asyncio.gather(ids_of(client, ids, **seeded), *beside))[0])

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -96,7 +97,7 @@ async def test_cap_04_progress_under_pressure(tiny: Path, tmp_path: Path) -> Non
                     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "32" in (error.details() or "")
                     refused += 1
 
-            tasks = []
+            tasks: list[asyncio.Task[None]] = []
             while time.monotonic() - began < seconds:
                 tasks.append(asyncio.ensure_future(one(len(tasks))))
                 await asyncio.sleep(0.02)
@@ -147,7 +148,7 @@ async def test_cap_06_thousands_at_once_are_served_or_refused_with_the_limit(clu
 
 async def test_cap_07_small_fields_that_ask_for_big_work_are_refused_fast(client: Client) -> None:
     streams = [asyncio.ensure_future(client.generate(prompt(5, seed=i), sampling={"max_tokens": 100})) for i in range(8)]
-    heavy = [
+    heavy: list[dict[str, Any]] = [
         {"stop": ["a"] * 500_000},
         {"stop": ["x" * 1_000_000]},
         {"sampling": {"logit_bias": dict.fromkeys(range(100000), 1.0)}},
@@ -164,7 +165,7 @@ async def test_cap_07_small_fields_that_ask_for_big_work_are_refused_fast(client
 async def test_cap_09_a_heavy_request_does_not_stop_health_or_streams(cluster: Cluster, client: Client) -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    health = health_pb2_grpc.HealthStub(client.channel)
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
     streams = [
         asyncio.ensure_future(client.generate(prompt(5, seed=i), sampling={"max_tokens": 300, "ignore_eos": True}))
         for i in range(4)

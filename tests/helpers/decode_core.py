@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from common.core import Req, SamplingParams, WorkKey
+from common.core import Req, SamplingParams
 from common.engine.handle import Reply
 from common.handoff.base import Transport, page_checksum, tokens_of
 from common.work import FinishReason, TokenOut
+from common.work_key import WorkKey
 from decode_worker import commands, events
 from decode_worker.core import DecodeCore
 from tests.helpers.fake_runner import FakeRunner, next_token

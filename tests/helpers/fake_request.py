@@ -6,9 +6,9 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.core import WorkKey
 from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
 from common.wire import ids_from_bytes, ids_to_bytes, key_from_pb
+from common.work_key import WorkKey
 
 LETTERS = 94
 """Fake tokens are in [0, LETTERS): printable one-character tokens of the byte-level test models."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 
-from common.core import WorkKey
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, work_pb2
 from common.wire import key_from_pb
 from common.work import Role
+from common.work_key import WorkKey
 from tests.helpers.fake_request import FakeRequest
 from tests.helpers.fake_worker import FakeWorker
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from common.core import Req, SamplingParams, WorkKey
+from common.core import Req, SamplingParams
 from common.engine.handle import DEFERRED, Reply
+from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Admitted, Check, Compute, Destination, Forget
 from prefill_worker.core import PrefillCore
 from prefill_worker.events import Broken, PagesReady, PrefillDone, PrefillStarted

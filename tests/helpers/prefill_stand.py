@@ -9,9 +9,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from common.core import WorkKey
 from common.engine.handle import ThreadEngine
 from common.work import TokenOut, WorkFailure
+from common.work_key import WorkKey
 from prefill_worker.core import PrefillCore
 from prefill_worker.journey import Journey
 from prefill_worker.metrics import PrefillMetrics

@@ -26,7 +26,12 @@ def main(socket_name: str, pair_id: str) -> None:
     pool = memoryview(mmap.mmap(descriptor, size))
     os.close(descriptor)
     orders: queue.Queue[list[str]] = queue.Queue()
-    threading.Thread(target=lambda: [orders.put(line.split()) for line in sys.stdin], daemon=True).start()
+
+    def read() -> None:
+        for line in sys.stdin:
+            orders.put(line.split())
+
+    threading.Thread(target=read, daemon=True).start()
     print("mapped", flush=True)
     pages: list[int] = []
     page_bytes, value = 0, 0

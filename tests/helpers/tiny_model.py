@@ -65,7 +65,7 @@ def make_tiny_model(
     chat_template: bool = True,
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes config.json, generation_config.json, tokenizer files and safetensors (with an index if shards > 1); returns the folder.
+    """Writes config, generation config, tokenizer files and safetensors (with an index if shards > 1); returns the folder.
 
     vocab: 256 bytes, then pairs of letters, then <|im_start|> (vocab - 2) and <|im_end|> (vocab - 1, EOS and PAD).
     eos: the generation config's end ids; default <|im_end|>. bias: attention and MLP biases. shards: weight files.

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import core, wire
-from common.core import Batch, Context, Req, SamplingParams, WorkKey
+from common.core import Batch, Context, Req, SamplingParams
 from common.errors import Incompatible
 from common.rpc.gen.pdserve.v1 import work_pb2
 from common.work import Compatibility, FinishReason, PageCounts, TokenOut, WorkerLoad, WorkerProfile, WorkFailure
+from common.work_key import WorkKey
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +56,7 @@ def test_reqs_with_equal_fields_are_two_members_of_a_set() -> None:
 
 def test_chunks_move_cached_len_to_the_end_of_the_prompt() -> None:
     req = make_req(prompt_len=10, cached_len=0)
-    sizes = []
+    sizes: list[int] = []
     while not (sizes and req.is_last_chunk):
         if sizes:
             req.complete_chunk()

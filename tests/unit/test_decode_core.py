@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from common.core import WorkKey
 from common.errors import (
     Aborted,
     AlreadyExists,
@@ -18,6 +17,7 @@ from common.errors import (
     Unavailable,
 )
 from common.work import FinishReason
+from common.work_key import WorkKey
 from decode_worker import commands, events
 from tests.helpers.decode_core import EPOCH, Harness, fill, first_tokens, make_req
 from tests.helpers.fake_runner import continuation

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from common.core import WorkKey
 from common.errors import Aborted, ResourceExhausted
 from common.work import TokenOut, WorkFailure
+from common.work_key import WorkKey
 from decode_worker import commands, events
 from decode_worker.outbox import MAX_TOKENS_PER_MESSAGE, Message, Outbox
 from decode_worker.sessions import Session, Sessions

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.core import WorkKey
 from common.engine.handle import Reply
 from common.errors import Aborted, FailedPrecondition
 from common.work import FinishReason, PageCounts
+from common.work_key import WorkKey
 from decode_worker import commands, events
 from tests.helpers.decode_core import EPOCH, Harness, first_tokens, make_req
 from tests.helpers.fake_runner import continuation

@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from common.core import Req, WorkKey
+from common.core import Req
 from common.engine.handle import Reply
 from common.errors import PdserveError
 from common.handoff.base import TRANSPORTS
+from common.work_key import WorkKey
 from decode_worker import commands, events
 from tests.helpers.decode_core import EPOCH, LEASE, Harness, make_req
 from tests.helpers.fake_runner import continuation

@@ -70,7 +70,7 @@ async def started() -> tuple[ThreadEngine, EchoCore, list[Any]]:
 async def test_a_call_returns_its_reply_at_once_or_deferred() -> None:
     engine, core, _ = await started()
     assert await engine.call("hello") == "hello"
-    assert await asyncio.gather(engine.call(("later", 1)), engine.call(("later", 2))) == [1, 2]
+    assert await asyncio.gather(*(engine.call(("later", i)) for i in (1, 2))) == [1, 2]
     await engine.close()
     assert core.closed and engine.died.result() is None
 

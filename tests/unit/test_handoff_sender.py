@@ -194,7 +194,7 @@ async def receiver(behave: Any) -> AsyncIterator[tuple[FaultyReceiver, grpc.aio.
 
 def make_sender(channel: grpc.aio.Channel, *, pages: list[memoryview], **kwargs: Any) -> GrpcSender:
     stub = handoff_pb2_grpc.HandoffServiceStub(channel)
-    settings: dict[str, Any] = {"ticket": "t", "stall_timeout": QUICK} | kwargs
+    settings: dict[str, Any] = {"ticket": "t", "stall_timeout": timedelta(seconds=30)} | kwargs
     return GrpcSender(stub, read_page=pages.__getitem__, **settings)
 
 
@@ -235,7 +235,7 @@ async def test_a_receivers_refusal_is_the_senders_error_at_once_also_while_it_ha
 @pytest.mark.parametrize("page_bytes", [SMALL, 8 * FRAME_BYTES])
 async def test_a_transfer_that_starts_and_never_ends_is_given_up_HND_07(page_bytes: int) -> None:
     async with receiver(swallows) as (faulty, channel):
-        sender = make_sender(channel, pages=random_pages(4, page_bytes), page_count=4)
+        sender = make_sender(channel, pages=random_pages(4, page_bytes), page_count=4, stall_timeout=QUICK)
         for page in range(4):
             sender.put(page, page)
         with pytest.raises(Unavailable, match="transfer timeout of 0.3 s"):

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.core import WorkKey
 from common.errors import OutOfRange
 from common.handoff.base import pages_to_send
+from common.work_key import WorkKey
 from prefill_worker.commands import Destination, Extend, FlushPrefixCache
 from prefill_worker.events import Broken, PrefillDone
 from tests.helpers.fake_runner import next_token

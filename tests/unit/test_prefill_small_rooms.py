@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from common.core import WorkKey
+from common.work_key import WorkKey
 from prefill_worker.errands import Errands
 from prefill_worker.job import Job
 from prefill_worker.states import MOVES, State, Stateful

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.core import SamplingParams, WorkKey
+from common.core import SamplingParams
 from common.work import FinishReason, TokenOut
+from common.work_key import WorkKey
 from router.text_stream import TextPiece, TextStream, TokenText
 from router.tokenizer import Tokenizer
 from router.valid_request import TextPrompt, ValidRequest
