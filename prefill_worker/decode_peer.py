@@ -65,8 +65,8 @@ class DecodePeer:
             self._acquaintance.drop(pairing)
             pairing = await self._acquaintance.pairing_with(decode_worker)
             lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
-        self.leases.keep(lease)
         await self._freshen(lease)
+        self.leases.keep(lease)
         return lease
 
     def sender(self, lease: Lease, *, read_page: Callable[[int], memoryview]) -> GrpcSender | None:
@@ -155,11 +155,13 @@ class DecodePeer:
             self._acquaintance.drop(pairing)
 
     async def _freshen(self, lease: Lease) -> None:
-        """After a long wait in line, this worker's deadline, which counts from when it asked, is near or over: count anew."""
+        """After a long wait in line, this worker's deadline, which counts from when it asked, is near or over: count anew. The
+        lease is not kept yet, for it would be taken for one that ran out while Renew is on its way."""
         if lease.deadline - self._clock() > lease.length_seconds * SAFE_SHARE / 2:
             return
         try:
-            await self.leases.renew([lease])
+            if await self.leases.renew([lease]):
+                raise Unavailable(f"the lease at decode worker {lease.pairing.worker_id} was ended there")
         except BaseException as error:
             self.leases.give_back(lease)
             if isinstance(error, grpc.aio.AioRpcError):

@@ -90,8 +90,9 @@ class Leases:
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def renew(self, leases: Iterable[Lease]) -> None:
-        """One Renew for all of them; the lost ones are told. Raises what the call failed with."""
+    async def renew(self, leases: Iterable[Lease]) -> set[str]:
+        """One Renew for all of them. Returns the tickets that are lost; those that are kept are told. Raises what the call failed
+        with."""
         leases = tuple(leases)
         sent = self._clock()
         timeout = min(lease.length_seconds for lease in leases) * RENEW_SHARE
@@ -103,6 +104,7 @@ class Leases:
             else:
                 self._lose(lease, "was ended there")
         self._post(Extend({lease.key: lease.deadline for lease in leases if lease.ticket not in lost}))
+        return lost
 
     def lose_all(self, pairing: Pairing) -> None:
         """The decode worker behind this pairing has ended."""

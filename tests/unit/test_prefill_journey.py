@@ -156,6 +156,21 @@ async def test_reserve_is_the_back_pressure_and_waits_as_long_as_the_deadline_le
     assert stand.report.kinds[-1] == "handed_off"
 
 
+async def test_a_ticket_granted_after_a_wait_longer_than_its_lease_does_not_run_out_while_it_is_renewed(stands: Make) -> None:
+    stand, go = await stands(lease_ms=600), asyncio.Event()
+
+    async def slow(request: Any, context: Any) -> None:
+        await asyncio.sleep(0.1)  # A decode worker answers between two steps.
+
+    stand.decode.before["Renew"] = slow
+    stand.decode.before["Reserve"] = waits(go)
+    journey = stand.submit(IDS)
+    await asyncio.sleep(0.7)
+    go.set()
+    await stand.finish(journey)
+    assert stand.report.kinds == ["started", "first_token", "handed_off"]
+
+
 async def test_what_the_decode_worker_is_told_of_the_deadline_is_what_is_left_of_it(stands: Make) -> None:
     stand = await stands()
     await stand.finish(stand.submit(IDS, deadline=5.0))
