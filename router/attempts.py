@@ -59,7 +59,7 @@ class Attempts:
         self.prefill_started_at: float | None = None
 
     def begin(self) -> None:
-        self._spawn(self._place(tuple(self._completions)))
+        self._place(tuple(self._completions))
 
     def prefill_started(self, completion: Completion, cached_tokens: int, now: float) -> None:
         if not any(member.token_ids for member in self._completions):
@@ -77,7 +77,7 @@ class Attempts:
         self._metrics.retracted()
         log.info("retracted after %d tokens, runs again", len(completion.token_ids), extra=self._extra)
         self._withdraw(completion, cancel=False)
-        self._spawn(self._place((completion,)))
+        self._place((completion,))
 
     def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
         if (attempt := completion.attempt) is None:
@@ -95,7 +95,7 @@ class Attempts:
             return
         delay = RETRY_SECONDS * 2 ** (completion.failures - 1)
         for victim in victims:
-            self._spawn(self._place((victim,), delay=delay))
+            self._place((victim,), delay=delay)
 
     def finished(self, completion: Completion) -> None:
         """Its last token has come: no worker works on it any more."""
@@ -112,7 +112,20 @@ class Attempts:
         for completion in self._completions:
             self._cancel(completion)
 
-    async def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
+    def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
+        task = asyncio.create_task(self._guard(members, self._begin_attempt(members, delay)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, members: tuple[Completion, ...], work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            # What was stopped meanwhile needs no pair, and others of the request may run on well.
+            if any(member.stage is not Stage.ENDED for member in members):
+                self._on_error(error)
+
+    async def _begin_attempt(self, members: tuple[Completion, ...], delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
         avoid = members[0].avoid
@@ -192,17 +205,6 @@ class Attempts:
                 continue
             if (session := self._fleet.session(worker)) is not None:
                 session.cancel(completion.uid, attempt.number)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._guard(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:
-            self._on_error(error)
 
 
 def _told(error: PdserveError, attempts: int) -> PdserveError:

@@ -68,7 +68,7 @@ class Journey:
                 for response in responses:
                     await write(response)
                 self._outlet.wrote()
-                if self._error is not None:
+                if self._error is not None and self._open:
                     raise self._error
         except asyncio.CancelledError:
             if self._is_cut and self._writer is not None and self._writer.uncancel() == 0 and self._error is not None:

@@ -119,3 +119,18 @@ async def test_what_came_before_a_status_is_still_delivered() -> None:
         await asyncio.wait_for(running, 1)
     assert [response.WhichOneof("event") for response in written] == ["started", "delta"]
     assert list(written[1].delta.token_ids) == [7, 7]
+
+
+async def test_a_call_whose_completions_have_all_finished_gets_no_other_status() -> None:
+    journey, completion, _ = make()
+    written: list[str | None] = []
+
+    async def write(response: generation_pb2.GenerateResponse) -> None:
+        written.append(response.WhichOneof("event"))
+        if written[-1] == "finished":
+            journey.end(Unavailable("the router is shutting down"))  # While its reader takes the last event.
+
+    running = asyncio.create_task(journey.run(write, on_first_token=lambda: None))
+    completion.deliver(work_pb2.Token(uid=1, attempt=1, index=0, token_id=7, finish=generation_pb2.FINISH_REASON_LENGTH), 1.0)
+    await asyncio.wait_for(running, 1)
+    assert written == ["started", "delta", "finished"]
