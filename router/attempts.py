@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from common.engine.pages import pages_for
 from common.errors import PdserveError, Unavailable
@@ -113,13 +112,13 @@ class Attempts:
             self._cancel(completion)
 
     def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
-        task = asyncio.create_task(self._guard(members, self._begin_attempt(members, delay)))
+        task = asyncio.create_task(self._guard(members, delay))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guard(self, members: tuple[Completion, ...], work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, members: tuple[Completion, ...], delay: float) -> None:
         try:
-            await work
+            await self._begin_attempt(members, delay)
         except Exception as error:
             # What was stopped meanwhile needs no pair, and others of the request may run on well.
             if any(member.stage is not Stage.ENDED for member in members):

@@ -87,3 +87,11 @@ async def test_a_completion_that_has_ended_does_not_fail_the_others_for_want_of_
 
     assert len(errors) == (0 if stopped else 1)
     attempts.close()
+
+
+async def test_what_is_closed_before_it_is_placed_leaves_nothing_behind(recwarn: pytest.WarningsRecorder) -> None:
+    attempts, _ = make(OnePair(), [], n=1)
+    attempts.begin()
+    attempts.close()
+    await asyncio.sleep(0.01)
+    assert not list(recwarn), "a coroutine was never awaited"
