@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import time
 from array import array
@@ -33,6 +32,7 @@ from router.pacing import Outlet
 from router.served_model import ServedModel
 from router.stopwatch import Stopwatch
 from router.text_stream import TextStream
+from router.uids import Uids
 from router.valid_request import Limits, ValidRequest
 from router.validation import check_prompt, validate
 
@@ -60,7 +60,7 @@ class Pipeline:
         self._epoch = epoch
         self._max_attempts = max_attempts
         self._rng = rng
-        self._uids = itertools.count(1)
+        self._uids = Uids()
 
     @property
     def limits(self) -> Limits:
@@ -152,8 +152,8 @@ class Pipeline:
             stopwatch=Stopwatch(arrived_at=arrived_at, metrics=self._metrics),
         )
         completions = [
-            Completion(uid=next(self._uids), number=number, output=self._output(request, work.request_id, number), events=journey)
-            for number in range(request.n)
+            Completion(uid=uid, number=number, output=self._output(request, work.request_id, number), events=journey)
+            for number, uid in enumerate(self._uids.take(request.n))
         ]
         attempts = Attempts(
             work,
