@@ -92,7 +92,6 @@ class ThreadEngine:
         self._inbox: queue.SimpleQueue[tuple[Any, int | None] | None] = queue.SimpleQueue()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
-        self._outgoing: list[Any] = []
         self._started: asyncio.Future[EngineCore] = self._loop.create_future()
         self._died: asyncio.Future[BaseException | None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -133,13 +132,12 @@ class ThreadEngine:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            core = self._build(self._outgoing.append)
-            self._to_loop(lambda: self._announce(core))
+            core = self._build(self._emit)
+            self._to_loop(self._announce, core)
             self._serve(core)
         except BaseException as caught:
             error = caught
-        self._flush()
-        self._to_loop(lambda: self._end(error))
+        self._to_loop(self._end, error)
 
     def _serve(self, core: EngineCore) -> None:
         try:
@@ -151,7 +149,6 @@ class ThreadEngine:
                     last_tick = now
                 if core.has_work():
                     core.step()
-                self._flush()
         finally:
             core.close()
 
@@ -174,20 +171,19 @@ class ThreadEngine:
             value = core.handle(command, call_id)
         except PdserveError as error:
             if call_id is not None:
-                self._outgoing.append(Reply(call_id, error=error))
+                self._emit(Reply(call_id, error=error))
             return
         if value is not DEFERRED and call_id is not None:
-            self._outgoing.append(Reply(call_id, value))
+            self._emit(Reply(call_id, value))
 
-    def _flush(self) -> None:
-        if self._outgoing:
-            batch, self._outgoing[:] = list(self._outgoing), []
-            self._to_loop(lambda: self._deliver(batch))
+    def _emit(self, item: Any) -> None:
+        """At once, not after the step: a request's start is news before its first chunk is computed."""
+        self._to_loop(self._deliver, item)
 
-    def _to_loop(self, callback: Callable[[], Any]) -> None:
+    def _to_loop(self, callback: Callable[[Any], Any], value: Any) -> None:
         # A loop that is already closed has nobody left to tell.
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback)
+            self._loop.call_soon_threadsafe(callback, value)
 
     # Event loop again.
 
@@ -195,15 +191,14 @@ class ThreadEngine:
         if not self._started.done():
             self._started.set_result(core)
 
-    def _deliver(self, batch: list[Any]) -> None:
-        for item in batch:
-            if not isinstance(item, Reply):
-                self._on_event(item)
-            elif (future := self._calls.get(item.call_id)) is not None and not future.done():
-                if item.error is not None:
-                    future.set_exception(item.error)
-                else:
-                    future.set_result(item.value)
+    def _deliver(self, item: Any) -> None:
+        if not isinstance(item, Reply):
+            self._on_event(item)
+        elif (future := self._calls.get(item.call_id)) is not None and not future.done():
+            if item.error is not None:
+                future.set_exception(item.error)
+            else:
+                future.set_result(item.value)
 
     def _end(self, error: BaseException | None) -> None:
         if not self._started.done():
