@@ -97,6 +97,7 @@ async def _run(commands: Sequence[Command], router: Address) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, cluster.stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Held back if this was itself started by deploy.tied.
     return await cluster.run()
 
 

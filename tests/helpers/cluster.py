@@ -34,7 +34,8 @@ class Process:
         self.module, self.args, self.log = module, list(args), log
         with log.open("ab") as out:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", module, *args],
+                # Tied: a test run that is killed leaves no processes behind.
+                [sys.executable, "-m", "deploy.tied", str(os.getpid()), sys.executable, "-m", module, *args],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
