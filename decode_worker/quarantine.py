@@ -14,6 +14,8 @@ class Quarantine:
         self._pages: dict[str, list[int]] = {}
         self._sender_of: dict[str, str] = {}
         """Ticket to pairing, for tickets whose sender writes itself."""
+        self._since: dict[str, float] = {}
+        """When each of those was first seen here by overdue_senders."""
 
     def put(self, ticket: str, pages: list[int], *, sender: str | None) -> None:
         """pages: the caller's, nobody's from now on. sender: the pairing that writes to them, None if the event loop does."""
@@ -35,6 +37,11 @@ class Quarantine:
     def sender_is_gone(self, pair_id: str) -> None:
         for ticket in [ticket for ticket, sender in self._sender_of.items() if sender == pair_id]:
             self._release(ticket)
+
+    def overdue_senders(self, now: float, *, after_seconds: float) -> set[str]:
+        """Pairings whose senders have owed their word on some ticket for so long, counted by calls to this."""
+        self._since = {ticket: self._since.get(ticket, now) for ticket in self._sender_of}
+        return {self._sender_of[ticket] for ticket, since in self._since.items() if now - since > after_seconds}
 
     @property
     def num_pages(self) -> int:

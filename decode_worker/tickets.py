@@ -42,6 +42,7 @@ class Tickets:
         self._total_pages = total_pages
         self._emit = emit
         self._new_name = new_name
+        self._lease_seconds = lease.total_seconds()
         self._quarantine = Quarantine(pool)
         self._reservations = Reservations(pool, quarantine=self._quarantine, lease=lease, emit=emit)
         self._tombstones: Recent[WorkKey, None] = Recent(lease.total_seconds())
@@ -159,9 +160,18 @@ class Tickets:
         """Leases and memories end on this clock, whatever else goes on (HND-07)."""
         for ticket in self._reservations.expired(now):
             self._fail(ticket, Unavailable("the lease ran out before all KV had arrived"), now=now)
+        self._break_circles(now)
         self._tombstones.forget_old(now)
         self._committed.forget_old(now)
         self._ended.forget_old(now)
+
+    def _break_circles(self, now: float) -> None:
+        """A sender that never learned of a ticket (its answer was lost) gives the pages back by ending the pairing, once nothing
+        of it is under way any more: not even a Reserve in line, which may be waiting for these very pages."""
+        for pair_id in self._quarantine.overdue_senders(now, after_seconds=self._lease_seconds):
+            for ticket in self._reservations.in_line:
+                if ticket.pair_id == pair_id and ticket.transport == "shm":
+                    self._end(ticket, FailedPrecondition("pages of this pairing are withheld: pair again"), now=now)
 
     def _fail(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:
         """Ends a ticket and tells its router, which might wait for long to learn it from a paused or vanished sender. A

@@ -9,7 +9,7 @@ from common.errors import Aborted, FailedPrecondition
 from common.work import FinishReason, PageCounts
 from common.work_key import WorkKey
 from decode_worker import commands, events
-from tests.helpers.decode_core import EPOCH, Harness, first_tokens, make_req
+from tests.helpers.decode_core import EPOCH, LEASE, Harness, first_tokens, make_req
 from tests.helpers.fake_runner import continuation
 
 PROMPT = list(range(10, 20))  # Three pages of 4; a fourth for growth.
@@ -150,6 +150,23 @@ def test_flt_03_the_end_of_a_sender_ends_its_tickets_and_frees_their_pages_and_q
     assert harness.counts()[1:4] == (4, 0, 0)
     failures = [event.failure for event in harness.events if isinstance(event, events.Failed)]
     assert [(failure.key.uid, failure.retryable) for failure in failures] == [(1, True)]
+
+
+def test_a_sender_s_reserve_in_line_does_not_keep_its_own_quarantine_from_ending() -> None:
+    harness = Harness(pages=8)
+    harness.granted(harness.reserve(make_req(range(20), uid=1)))  # An answer that got lost: nobody will ever release it.
+    waiting = harness.reserve(make_req(range(30, 50), uid=2))
+    other = harness.reserve(make_req(range(60, 80), uid=3), pair_id="newer pair")
+    harness.tick(LEASE.total_seconds())
+    assert harness.counts().quarantined == 5 and harness.reply(waiting) is None
+
+    harness.tick(LEASE.total_seconds() + 0.1)
+
+    reply = harness.reply(waiting)
+    assert reply is not None and isinstance(reply.error, FailedPrecondition), "it lets go of its mapping and pairs again"
+    assert harness.reply(other) is None
+    harness.do(commands.SenderGone("pair"))
+    assert harness.granted(other)
 
 
 def test_a_reserve_in_line_learns_that_its_pairing_ended() -> None:
