@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
-from common.errors import InvalidRequest
+from common.errors import DeadlineExceeded, InvalidRequest
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_from_pb, token_to_pb
 from common.work_key import WorkKey
@@ -16,6 +17,8 @@ from decode_worker import commands
 from decode_worker.events import Failed, Retracted
 from decode_worker.outbox import Message
 from decode_worker.worker import DecodeWorker
+
+HELLO_SECONDS: Final = 10.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -92,11 +95,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
 
 async def _hello(requests: AsyncIterator[decode_pb2.DecodeSessionRequest]) -> int:
-    async for first in requests:
-        if first.HasField("hello"):
-            return int(first.hello.router_epoch)
-        break
-    raise InvalidRequest("hello", "must be the first message of a session", None)
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            first = await anext(requests, None)
+    except TimeoutError:
+        raise DeadlineExceeded(f"no hello within {HELLO_SECONDS:g} s") from None
+    if first is None or not first.HasField("hello"):
+        raise InvalidRequest("hello", "must be the first message of a session", None)
+    return int(first.hello.router_epoch)
 
 
 async def _cancels(requests: AsyncIterator[decode_pb2.DecodeSessionRequest], router_epoch: int) -> AsyncIterator[WorkKey]:

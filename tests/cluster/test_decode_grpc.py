@@ -14,6 +14,7 @@ from common.handoff.base import page_checksum
 from common.rpc.gen.pdserve.v1 import decode_pb2, handoff_pb2, prefill_pb2
 from common.wire import compatibility_to_pb
 from common.work import FinishReason
+from decode_worker import servicer
 from tests.helpers.decode_core import EPOCH, make_req
 from tests.helpers.decode_worker import decode_worker
 from tests.helpers.eventually import eventually
@@ -219,6 +220,15 @@ async def test_a_router_that_comes_back_has_its_old_work_dropped_and_goes_on() -
         await peers.hand_over(make_req(PROMPT, uid=2), pairing.pair_id)
         await eventually(lambda: second.has_finished(2), within=2)
         await peers.assert_idle()
+
+
+async def test_a_session_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer, "HELLO_SECONDS", 0.1)
+    async with decode_worker() as peers:
+        call = peers.decode.Session(timeout=3)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call.read()
+        assert status(error) == ("DEADLINE_EXCEEDED", "no hello within 0.1 s")
 
 
 async def test_a_session_begins_with_hello_and_takes_only_cancels_after() -> None:
