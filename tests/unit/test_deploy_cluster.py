@@ -82,7 +82,7 @@ def test_the_plan_is_the_router_then_the_workers_all_told_the_same_model_and_con
     assert "--dtype" not in commands[0].line
 
 
-@pytest.mark.parametrize(("cores", "prefill", "decode", "threads"), [(2, 1, 1, 2), (8, 2, 1, 4), (2, 4, 1, 1)])
+@pytest.mark.parametrize(("cores", "prefill", "decode", "threads"), [(2, 1, 1, 1), (8, 1, 1, 4), (8, 2, 1, 2), (2, 4, 1, 1)])
 def test_a_worker_computes_with_its_share_of_the_cores(cores: int, prefill: int, decode: int, threads: int) -> None:
     options = Options(model=Path("/m"), router=Address("127.0.0.1", 7), prefill=prefill, decode=decode)
     commands = plan(options, devices=["cpu"] * (prefill + decode), cores=cores)
