@@ -13,6 +13,7 @@ from common.core import Batch, Context, Req, set_global_ctx
 from common.engine import kv_pool
 from common.engine.attention import TorchAttention
 from common.engine.kv_pool import KVPool
+from common.engine.layers import can_pack
 from common.engine.model_config import LlamaConfig
 from common.engine.models.llama import Llama
 from common.engine.page_table import PageTable
@@ -115,6 +116,8 @@ class ModelRunner:
             weights = SafetensorsWeights(folder, dtype=dtype, device=device)
         with torch.inference_mode():
             model = Llama(shape, weights, max_context=max_context, dtype=dtype, device=device, progress=Progress(progress))
+        if device == "cpu" and not can_pack(dtype, torch.device(device)):
+            progress(f"no oneDNN products in {config.dtype} on this machine: the slower ones of plain torch are used")
         geometry = _kv_geometry(shape)
         return cls(
             model,

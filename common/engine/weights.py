@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +22,7 @@ class WeightSource(Protocol):
     """Gives tensors by their checkpoint names, in the dtype and on the device it was made for."""
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor, contiguous. Raises StartError naming file and tensor if it is missing or of another shape."""
-
-    def has(self, name: str) -> bool: ...
+        """The tensor, contiguous, the caller's to keep. Raises StartError naming it if it is missing or of another shape."""
 
 
 def stacked(source: WeightSource, parts: Sequence[tuple[str, int]], *rest: int) -> torch.Tensor:
@@ -39,28 +38,33 @@ class SafetensorsWeights:
         self._model = model
         self._dtype = dtype
         self._device = device
-        self._file_of: dict[str, Any] = {}
         self._path_of: dict[str, Path] = {}
         for path in model.weight_files:
-            try:
-                file = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise StartError(f"cannot read weights {path}: {error}") from None
-            for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
-                self._file_of[name], self._path_of[name] = file, path
-
-    def has(self, name: str) -> bool:
-        return name in self._file_of
+            with _opened(path) as file:
+                self._path_of |= dict.fromkeys(file.keys(), path)
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        if name not in self._file_of:
+        path = self._path_of.get(name)
+        if path is None:
             raise StartError(f"weights in {self._model.path} have no tensor {name}")
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise StartError(f"{self._path_of[name]}: tensor {name} must have shape {list(shape)}, got {list(tensor.shape)}")
-        if not tensor.is_floating_point():
-            raise StartError(f"{self._path_of[name]}: tensor {name} must be floating point, got {tensor.dtype}")
-        return tensor.to(self._device, self._dtype).contiguous()
+        # Opened anew and copied: a tensor that stays in the mapped file keeps all of it resident.
+        with _opened(path) as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+            if tuple(tensor.shape) != shape:
+                raise StartError(f"{path}: tensor {name} must have shape {list(shape)}, got {list(tensor.shape)}")
+            if not tensor.is_floating_point():
+                raise StartError(f"{path}: tensor {name} must be floating point, got {tensor.dtype}")
+            return tensor.to(self._device, self._dtype, copy=True)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        file = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise StartError(f"cannot read weights {path}: {error}") from None
+    with file:
+        yield file
 
 
 class DummyWeights:
@@ -70,9 +74,6 @@ class DummyWeights:
         self._dtype = dtype
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
-
-    def has(self, name: str) -> bool:
-        return True
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         if len(shape) == 1:

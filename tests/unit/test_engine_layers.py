@@ -1,0 +1,74 @@
+"""Layers against plain float64 arithmetic; the packed products against the plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.engine.chunk_attention import BLOCK_TOKENS, attend_chunk, block_mask
+from common.engine.layers import PackedLinear, PlainLinear, RMSNorm, RotaryEmbedding, can_pack, make_linear, product
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, 65])
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_and_plain_linears_agree(tokens: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    weight, x, residual = torch.randn(48, 32), torch.randn(tokens, 32), torch.randn(tokens, 48)
+    offset = torch.randn(48) if bias else None
+    expected = (x.double() @ weight.double().T + (0 if offset is None else offset.double())).float()
+    for linear in (PlainLinear(weight, offset), PackedLinear(weight, offset)):
+        torch.testing.assert_close(linear.forward(x), expected, rtol=1e-5, atol=1e-5)
+        before = residual.clone()
+        torch.testing.assert_close(linear.forward_add(x, residual), expected + residual, rtol=1e-5, atol=1e-5)
+        assert torch.equal(residual, before), "the residual is the caller's"
+
+
+def test_weights_are_packed_where_onednn_can_and_left_alone_elsewhere() -> None:
+    assert can_pack(torch.float32, CPU), "every build of torch for this project's CPUs has oneDNN"
+    assert isinstance(make_linear(torch.randn(4, 4)), PackedLinear)
+    for dtype, device in ((torch.float64, CPU), (torch.float32, torch.device("meta"))):
+        assert not can_pack(dtype, device)
+    assert isinstance(make_linear(torch.randn(4, 4, dtype=torch.float64)), PlainLinear)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_product_takes_strided_operands(dtype: torch.dtype) -> None:
+    a, b = torch.randn(10, 7, 6).to(dtype)[:, 2], torch.randn(6, 9).to(dtype).T
+    torch.testing.assert_close(product(a, b), a @ b.T)
+
+
+def test_rms_norm_is_the_formula() -> None:
+    x, weight = torch.randn(5, 32), torch.rand(32)
+    expected = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(RMSNorm(weight, 1e-5).forward(x).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rotary_keeps_lengths_and_depends_on_distance_only() -> None:
+    rotary = RotaryEmbedding(16, theta=10000.0, scaling=None, max_context=512, dtype=torch.float32, device="cpu")
+    q, k = torch.randn(1, 1, 16).expand(3, 1, 16), torch.randn(1, 1, 16).expand(3, 1, 16)
+    rotated_q = rotary.rows(torch.tensor([7, 107, 507])).rotate(q)
+    rotated_k = rotary.rows(torch.tensor([3, 103, 503])).rotate(k)
+    torch.testing.assert_close(rotated_q.norm(dim=-1), q.norm(dim=-1))
+    scores = (rotated_q * rotated_k).sum(-1).flatten()
+    torch.testing.assert_close(scores, scores[:1].expand(3), rtol=1e-4, atol=1e-4)
+    assert torch.equal(rotary.rows(torch.tensor([0])).rotate(q[:1]), q[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [(1, 1), (2, 9), (BLOCK_TOKENS, BLOCK_TOKENS), (BLOCK_TOKENS + 1, BLOCK_TOKENS + 1), (BLOCK_TOKENS + 1, 400), (300, 301)],
+)
+def test_a_chunk_of_several_blocks_attends_causally(tokens: int, length: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(tokens, 6, 16).to(dtype), torch.randn(length, 2, 16).to(dtype), torch.randn(length, 2, 16).to(dtype)
+    keys, values = (x.double().repeat_interleave(3, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) / 4
+    beyond = torch.arange(length) > torch.arange(length - tokens, length)[:, None]
+    expected = torch.einsum("hqk,khd->qhd", scores.masked_fill(beyond, float("-inf")).softmax(-1), values).flatten(1)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(
+        attend_chunk(q, k, v, block_mask(tokens, 3, CPU)).double(), expected, rtol=tolerance, atol=tolerance
+    )
