@@ -18,6 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
+from deploy.fetch_model import resolve
 from tests.helpers.client import Client
 from tests.helpers.cluster import Cluster
 
@@ -107,6 +110,7 @@ def run_dtype(model: Path, dtype: str, threads: int) -> None:
         Cluster(Path(logs), model, worker_args=["--dtype", dtype, "--threads", str(threads)]) as cluster,
     ):
         mine = asyncio.run(ours())
+        memory = {process.module: psutil.Process(process.pid).memory_info().rss >> 20 for process in cluster.processes}
     for name, goal in (("1 stream", 1.2), ("8 streams", 1.2), ("prefill 512", 1.0)):
         ratio = mine[name] / theirs[name]
         verdict = "met" if ratio >= goal else "MISSED"
@@ -114,22 +118,23 @@ def run_dtype(model: Path, dtype: str, threads: int) -> None:
             f"{dtype:<9} {name:<12} {mine[name]:>9.1f} {theirs[name]:>13.1f} {ratio:>6.2f}x   >= {goal:.1f}x {verdict}",
             flush=True,
         )
+    print(f"{dtype:<9} resident memory, MiB: {', '.join(f'{name} {size}' for name, size in memory.items())}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=Path(".models/SmolLM2-135M-Instruct"), help="a Hugging Face folder")
+    parser.add_argument("--model", default="", help="as of make run-local; default: the default model")
     parser.add_argument("--threads", type=int, default=2, help="torch threads of every process")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer:
-        print(json.dumps(measure_transformers(args.model, args.peer, args.threads)))
+        print(json.dumps(measure_transformers(Path(args.model), args.peer, args.threads)))
         return
     print(f"tokens/s, best of {ROUNDS}; {PROMPT} in, {OUTPUT} out; {args.threads} threads")
     print(f"{'dtype':<9} {'what':<12} {'pdserve':>9} {'transformers':>13} {'ratio':>7}   goal")
     for dtype in args.dtypes:
-        run_dtype(args.model, dtype, args.threads)
+        run_dtype(resolve(args.model), dtype, args.threads)
 
 
 if __name__ == "__main__":

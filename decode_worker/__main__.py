@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.config import parse_config
+from common.engine.threads import limit_spinning
 from common.logs import configure
 from common.rpc.process import run_process
 from decode_worker.config import Config
@@ -11,6 +12,7 @@ from decode_worker.config import Config
 def main() -> None:
     config = parse_config(Config, prog="python -m decode_worker", description=__doc__ or "")
     configure("decode", config.log_level)
+    limit_spinning()
     # Only now: importing torch takes seconds, and --help and a wrong flag need none.
     from decode_worker.server import run
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from common.address import Address
 from common.config import option, required
+from common.engine.threads import default_threads
 
 _LOOPBACK = Address("127.0.0.1", 0)
 _WILDCARDS = ("0.0.0.0", "::")
@@ -32,7 +33,7 @@ class Config:
     max_running: int = option(64, "most completions in one decode step")
     lease: timedelta = option(timedelta(seconds=10), "how long granted pages wait for their KV without a sign of the sender")
     shm: bool = option(True, "let prefill workers of this host and user write KV through shared memory")
-    threads: int | None = option(None, "threads that compute; default: torch's")
+    threads: int = option(default_threads(), "threads that compute on the CPU; default: half the cores")
     load_format: Literal["safetensors", "dummy"] = option("safetensors", "dummy: random weights, for benchmarks")
     metrics_port: int | None = option(None, "port for Prometheus; 0 takes a free one; default: off")
     log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"))

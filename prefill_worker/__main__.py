@@ -6,12 +6,21 @@ It joins the routers it is told of and takes what they submit; start-up order do
 from __future__ import annotations
 
 from common.config import parse_config
+from common.engine.threads import limit_spinning
 from common.logs import configure
 from common.rpc.process import run_process
 from prefill_worker.config import Config
-from prefill_worker.server import serve
 
-if __name__ == "__main__":
+
+def main() -> None:
     config = parse_config(Config, prog="python -m prefill_worker", description=__doc__ or "")
     configure("prefill", config.log_level)
+    limit_spinning()
+    # Only now: importing torch takes seconds, and --help and a wrong flag need none.
+    from prefill_worker.server import serve
+
     run_process(lambda stop: serve(config, stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from typing import Literal
 
 from common.address import Address
 from common.config import option, required
+from common.engine.threads import default_threads
 from common.handoff.choose import TransportMode
 
 _LOOPBACK = Address("127.0.0.1", 0)
@@ -35,7 +36,7 @@ class Config:
     verify_handoff: bool = option(False, "check every page sent with a CRC-32")
     transfer_timeout: timedelta = option(timedelta(seconds=20), "longest stall of a KV transfer, and wait for a commit")
     request_timeout: timedelta = option(timedelta(minutes=10), "longest stay of a request whose client set no deadline")
-    threads: int | None = option(None, "threads that compute; default: torch's")
+    threads: int = option(default_threads(), "threads that compute on the CPU; default: half the cores")
     load_format: Literal["safetensors", "dummy"] = option("safetensors", "dummy: random weights, for benchmarks")
     metrics_port: int | None = option(None, "port for Prometheus; 0 takes a free one; default: off")
     log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
