@@ -4,6 +4,7 @@
 | a PdserveError                 | its own, with its text    | one line            |
 | CancelledError, client gone    | (nobody listens)          | nothing             |
 | CancelledError, ours           | UNAVAILABLE               | at debug level      |
+| grpc's, of a call that ended   | (nobody listens)          | nothing             |
 | anything else                  | INTERNAL "internal error" | with its traceback  |
 """
 
@@ -76,6 +77,9 @@ async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException
         # grpc leaves the client waiting for ever when a handler ends in a cancellation that the client did not ask for (GRP-02).
         log.debug("%s was cancelled by the server", method, extra=extra)
         await _abort(context, error, grpc.StatusCode.UNAVAILABLE, "the server gave up this call")
+    if isinstance(error, grpc.aio.InternalError):
+        # A write that met the end of its call: the deadline passed or the client went before we were told (CAN-10).
+        raise asyncio.CancelledError("the call has ended already") from error
     if isinstance(error, PdserveError):
         log.info("%s: %s: %s", method, error.status.name, error, extra=extra)
         await _abort(context, error, error.status, _shortened(str(error)))
