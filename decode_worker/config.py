@@ -4,54 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Literal
 
-from common.address import Address
-from common.config import option, required
-from common.engine.threads import default_threads
-
-_LOOPBACK = Address("127.0.0.1", 0)
-_WILDCARDS = ("0.0.0.0", "::")
-MIB = 1 << 20
+from common.config import option
+from common.worker_config import WorkerConfig
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(WorkerConfig):
     """See --help. Raises ValueError on values that cannot work."""
 
-    model: Path = required("folder of the model")
-    router: tuple[Address, ...] = option((), "a router to register with; repeatable")
-    listen: Address = option(_LOOPBACK, "where to serve; port 0 takes a free one")
-    advertise: Address | None = option(None, "address that routers and peers reach this worker at, if not --listen's")
-    device: str = option("cpu", "where to compute", choices=("cpu",))
-    dtype: str = option("float32", "of weights, activations and KV", choices=("float32", "bfloat16"))
-    page_size: int = option(16, "tokens per KV page; the same on every worker")
-    pool_pages: int | None = option(None, "pages in the KV pool; default: what --pool-memory-mb holds")
-    pool_memory_mb: int = option(1024, "MiB for the KV pool, if --pool-pages is not given")
-    max_context: int | None = option(None, "longest sequence in tokens; default: the model's")
     max_running: int = option(64, "most completions in one decode step")
     lease: timedelta = option(timedelta(seconds=10), "how long granted pages wait for their KV without a sign of the sender")
     shm: bool = option(True, "let prefill workers of this host and user write KV through shared memory")
-    threads: int = option(default_threads(), "threads that compute on the CPU; default: half the cores")
-    load_format: Literal["safetensors", "dummy"] = option("safetensors", "dummy: random weights, for benchmarks")
-    metrics_port: int | None = option(None, "port for Prometheus; 0 takes a free one; default: off")
-    log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
-    grace: timedelta = option(timedelta(seconds=30), "time to finish requests in when told to stop")
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "pool_memory_mb", "max_running", "pool_pages", "max_context", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        super().__post_init__()
         if self.lease < timedelta(milliseconds=100):
             raise ValueError(f"--lease must be at least 100ms, got {self.lease.total_seconds():g}s")
-        if self.listen.host in _WILDCARDS and self.advertise is None:
-            raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
-
-    def pages_of(self, page_bytes: int) -> int:
-        """Pages in the pool, given what one takes. Raises ValueError if not even one fits."""
-        pages = self.pool_memory_mb * MIB // page_bytes if self.pool_pages is None else self.pool_pages
-        if pages < 1:
-            raise ValueError(f"--pool-memory-mb must hold at least one page of {page_bytes} bytes, got {self.pool_memory_mb}")
-        return pages

@@ -18,7 +18,8 @@ import grpc
 from common.address import Address
 from common.config import describe
 from common.engine.handle import Emit, ThreadEngine
-from common.engine.runner import EngineConfig, ModelRunner, page_bytes
+from common.engine.runner import ModelRunner
+from common.engine.start import engine_config, size_pool
 from common.errors import StartError
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
@@ -67,25 +68,15 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
 
 def make_worker(config: Config) -> DecodeWorker:
     """The worker with a real engine, not yet started. Raises StartError on a model folder that cannot be served."""
-    bytes_per_page = page_bytes(config.model, page_size=config.page_size, dtype=config.dtype)
+    pages, bytes_per_page = size_pool(config)
     try:
-        memory = PoolMemory(config.pages_of(bytes_per_page), bytes_per_page)
-    except (OSError, ValueError) as error:
+        memory = PoolMemory(pages, bytes_per_page)
+    except OSError as error:
         raise StartError(f"cannot make the KV pool: {error}") from error
-    engine_config = EngineConfig(
-        model=config.model,
-        device=config.device,
-        dtype=config.dtype,
-        page_size=config.page_size,
-        pool_pages=memory.num_pages,
-        max_context=config.max_context,
-        table_rows=config.max_running,
-        threads=config.threads,
-        load_format=config.load_format,
-    )
+    engine = engine_config(config, pool_pages=memory.num_pages)
 
     def build(emit: Emit) -> DecodeCore:
-        runner = ModelRunner.load(engine_config, pool_storage=memory.view, progress=log.info)
+        runner = ModelRunner.load(engine, pool_storage=memory.view, progress=log.info)
         return DecodeCore(runner, pool_pages=memory.num_pages, max_running=config.max_running, lease=config.lease, emit=emit)
 
     return DecodeWorker(

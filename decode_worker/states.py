@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from common import states
+
 
 class State(Enum):
     """RESERVED: in line for pages. RECEIVING: has them, KV is on its way, the lease runs. COMMITTED: all KV is here, waits for a
@@ -29,17 +31,8 @@ MOVES: dict[State, frozenset[State]] = {
 }
 
 
-class Stateful:
-    """Something that is in one State at a time and changes it through move_to alone."""
+class Stateful(states.Stateful[State]):
+    """A ticket or a completion."""
 
     def __init__(self, state: State) -> None:
-        self._state = state
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    def move_to(self, state: State) -> None:
-        """Raises AssertionError on a move the table does not have."""
-        assert state in MOVES[self._state], f"no move from {self._state.name} to {state.name}"
-        self._state = state
+        super().__init__(state, MOVES)

@@ -17,8 +17,9 @@ from typing import Any, Final
 from common.address import Address
 from common.config import describe
 from common.engine.handle import Emit, EngineHandle, ThreadEngine
-from common.engine.runner import EngineConfig, ModelRunner, page_bytes
-from common.errors import StartError, Unavailable
+from common.engine.runner import ModelRunner
+from common.engine.start import engine_config, size_pool
+from common.errors import Unavailable
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
 from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
 from common.rpc.health import Health
@@ -146,37 +147,16 @@ class PrefillServer:
 
 def build_core(config: Config, *, pool_pages: int, emit: Emit) -> PrefillCore:
     """Loads the model, in the thread that will run it. Raises StartError."""
-    engine = EngineConfig(
-        model=config.model,
-        device=config.device,
-        dtype=config.dtype,
-        page_size=config.page_size,
-        pool_pages=pool_pages,
-        max_context=config.max_context,
-        table_rows=config.max_running,
-        threads=config.threads,
-        load_format=config.load_format,
-    )
+    engine = engine_config(config, pool_pages=pool_pages)
     runner = ModelRunner.load(engine, progress=lambda line: log.info("%s", line))
     return PrefillCore(runner, emit=emit, max_running=config.max_running, chunk_tokens=config.chunk_tokens)
-
-
-def pool_pages_of(config: Config) -> int:
-    """How many pages the pool gets. Raises StartError if not even one fits."""
-    if config.pool_pages is not None:
-        return config.pool_pages
-    each = page_bytes(config.model, page_size=config.page_size, dtype=config.dtype)
-    pages = (config.pool_memory_mb << 20) // each
-    if pages < 1:
-        raise StartError(f"--pool-memory-mb {config.pool_memory_mb} does not hold one page of {each} bytes")
-    return pages
 
 
 async def serve(config: Config, stop: Stop) -> int:
     """The process's main: from start to exit code."""
     log.info("prefill worker %s: %s", VERSION, describe(config))
     metrics_port = start_metrics_server(config.metrics_port)
-    server = PrefillServer(config, pool_pages=pool_pages_of(config))
+    server = PrefillServer(config, pool_pages=size_pool(config)[0])
     register_page_gauges(server.worker.pages)
     register_load_gauges(server.worker.load)
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from common import states
+
 
 class State(Enum):
     """QUEUED: waits for pages here. RESERVING: has them, waits for the decode worker's. COMPUTING: chunks run, pages move.
@@ -25,17 +27,8 @@ MOVES: dict[State, frozenset[State]] = {
 }
 
 
-class Stateful:
-    """Something that is in one State at a time and changes it through move_to alone."""
+class Stateful(states.Stateful[State]):
+    """A request, as the engine or as the event loop sees it."""
 
     def __init__(self) -> None:
-        self._state = State.QUEUED
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    def move_to(self, state: State) -> None:
-        """Raises AssertionError on a move the table does not have."""
-        assert state in MOVES[self._state], f"no move from {self._state.name} to {state.name}"
-        self._state = state
+        super().__init__(State.QUEUED, MOVES)

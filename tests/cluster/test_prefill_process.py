@@ -174,10 +174,10 @@ def test_a_taken_port_is_one_clear_line_and_code_2_GRP_04(start: Start) -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (("--pool-pages", "0"), "pool_pages must be at least 1, got 0"),
+        (("--pool-pages", "0"), "--pool-pages must be at least 1, got 0"),
         (("--transport", "carrier-pigeon"), "must be one of auto, shm, grpc"),
-        (("--listen", "0.0.0.0:0"), "advertise must be given when listen is a wildcard"),
-        (("--transfer-timeout", "0s"), "transfer_timeout must be more than 0"),
+        (("--listen", "0.0.0.0:0"), "--advertise must be given when --listen is 0.0.0.0:0"),
+        (("--transfer-timeout", "0s"), "--transfer-timeout must be more than 0"),
     ],
 )
 def test_a_setting_that_cannot_work_is_one_clear_line_and_code_2(start: Start, args: tuple[str, ...], text: str) -> None:
@@ -196,7 +196,7 @@ def test_a_pool_too_small_for_one_page_is_refused(start: Start, tiny: Path, tmp_
     args = ["--model", str(tiny), "--page-size", "1000000", "--pool-memory-mb", "1"]
     process = Process("prefill_worker", args, log=tmp_path / "small.log")
     assert process.wait(within=20) == 2
-    assert "does not hold one page" in process.output
+    assert "must hold at least one page" in process.output
 
 
 async def test_an_engine_that_dies_ends_the_process_with_1_and_its_sessions_with_a_status_GRP_02(
