@@ -10,16 +10,28 @@ class PdserveError(Exception):
 
     status = grpc.StatusCode.INTERNAL
 
+    @property
+    def log_text(self) -> str:
+        """The message as logs may show it: without a client's text."""
+        return str(self)
+
 
 class InvalidRequest(PdserveError):
     """A field breaks its rule: says field, rule and the given value."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
 
-    def __init__(self, field: str, rule: str, given: object) -> None:
+    def __init__(self, field: str, rule: str, given: object, *, log_rule: str | None = None) -> None:
+        """log_rule: the rule as logs show it, if it quotes the request."""
         shown = repr(given)
         super().__init__(f"{field} {rule}, got {shown if len(shown) <= 100 else shown[:97] + '...'}")
         self.field = field
+        number = f", got {shown}" if isinstance(given, int | float) else ""
+        self._log_text = f"{field} {log_rule or rule}{number}"
+
+    @property
+    def log_text(self) -> str:
+        return self._log_text
 
 
 class OutOfRange(InvalidRequest):

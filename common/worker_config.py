@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -47,6 +48,10 @@ class WorkerConfig:
         if pages < 1:
             raise ValueError(f"--pool-memory-mb must hold at least one page of {page_bytes} bytes, got {self.pool_memory_mb}")
         return pages
+
+    def warn_of_no_router(self, log: logging.Logger) -> None:
+        if not self.router:
+            log.warning("no --router is given: this worker registers nowhere and gets no work")
 
     def _check_positive(self, *names: str) -> None:
         for name in names:

@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 async def run(config: Config, stop: Stop) -> int:
     """One decode worker from start to end; the process's exit code. Raises StartError if it cannot start."""
-    log.info("decode worker: %s", describe(config))
+    log.info("decode worker %s: %s", VERSION, describe(config))
+    config.warn_of_no_router(log)
     return await run_worker(make_worker(config), config, stop)
 
 

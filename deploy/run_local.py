@@ -40,6 +40,8 @@ def main() -> int:
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error (default: info)")
     arguments = parser.parse_args()
     try:
+        if not 0 <= arguments.port <= 65535:
+            raise ValueError(f"PORT must be in [0, 65535], got {arguments.port}")
         router = Address("127.0.0.1", arguments.port or _free_port())
         return asyncio.run(_run(_commands(arguments, router), router))
     except (StartError, ValueError) as error:

@@ -155,6 +155,7 @@ def build_core(config: Config, *, pool_pages: int, emit: Emit) -> PrefillCore:
 async def serve(config: Config, stop: Stop) -> int:
     """The process's main: from start to exit code."""
     log.info("prefill worker %s: %s", VERSION, describe(config))
+    config.warn_of_no_router(log)
     metrics_port = start_metrics_server(config.metrics_port)
     server = PrefillServer(config, pool_pages=size_pool(config)[0])
     register_page_gauges(server.worker.pages)

@@ -39,8 +39,9 @@ class ChatTemplate:
             return self._template.render({**variables, "messages": [dict(message) for message in messages]})
         except Exception as error:  # the template is a program of the model's publisher: it may raise anything
             reason = str(error).encode(errors="replace").decode() or type(error).__name__
-            rule = f"cannot be rendered by the model's chat template: {' '.join(reason.split())[:300]}"
-            raise InvalidRequest("chat", rule, [message["role"] for message in messages]) from None
+            rule = "cannot be rendered by the model's chat template"
+            roles = [message["role"] for message in messages]
+            raise InvalidRequest("chat", f"{rule}: {' '.join(reason.split())[:300]}", roles, log_rule=rule) from None
 
 
 class _Generation(Extension):

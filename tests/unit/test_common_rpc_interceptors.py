@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from common.errors import AlreadyExists, InvalidRequest
+from common.errors import AlreadyExists, InvalidRequest, Unavailable
 from common.rpc.channels import error_of
 from common.rpc.interceptors import MAX_MESSAGE_CHARS
 from tests.helpers.rpc import KINDS, call, serving
@@ -189,3 +189,10 @@ async def test_an_unknown_method_is_unimplemented_and_a_peers_status_comes_back_
     error = await failure("unary_unary", raiser(AlreadyExists("request_id 'a' is in use")))
     assert isinstance(error_of(error), AlreadyExists)
     assert str(error_of(error)) == "request_id 'a' is in use"
+
+
+def test_a_refusal_is_logged_without_the_text_that_it_quotes_to_the_client() -> None:
+    quoted = InvalidRequest("chat", "cannot be rendered: no secret allowed", "secret", log_rule="cannot be rendered")
+    assert "secret" in str(quoted) and quoted.log_text == "chat cannot be rendered"
+    assert InvalidRequest("top_p", "must be in (0, 1]", 1.5).log_text == "top_p must be in (0, 1], got 1.5"
+    assert Unavailable("decode-1 is gone").log_text == "decode-1 is gone"
