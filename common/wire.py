@@ -145,7 +145,12 @@ def req_from_pb(pb: work_pb2.Req) -> Req:
 
 def token_to_pb(token: TokenOut) -> work_pb2.Token:
     pb = work_pb2.Token(
-        uid=token.key.uid, attempt=token.key.attempt, index=token.index, token_id=token.token_id, logprob=token.logprob
+        uid=token.key.uid,
+        attempt=token.key.attempt,
+        index=token.index,
+        token_id=token.token_id,
+        logprob=token.logprob,
+        cached_tokens=token.cached_tokens,
     )
     for token_id, logprob in token.top:
         pb.top_ids.append(token_id)
@@ -163,6 +168,7 @@ def token_from_pb(pb: work_pb2.Token, router_epoch: int) -> TokenOut:
         logprob=pb.logprob if pb.HasField("logprob") else None,
         top=tuple(zip(pb.top_ids, pb.top_logprobs, strict=True)) if pb.top_ids else (),
         finish=FinishReason(pb.finish) if pb.finish else None,
+        cached_tokens=pb.cached_tokens if pb.HasField("cached_tokens") else None,
     )
 
 

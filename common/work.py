@@ -28,7 +28,8 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenOut:
-    """One generated token. index counts from prompt_len; top is (token id, logprob), best first."""
+    """One generated token. index counts from prompt_len; top is (token id, logprob), best first.
+    cached_tokens: on an attempt's first token, the leading tokens that the prefill worker had cached."""
 
     key: WorkKey
     index: int
@@ -36,6 +37,7 @@ class TokenOut:
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
+    cached_tokens: int | None = None
 
 
 class WorkFailure(NamedTuple):

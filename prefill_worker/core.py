@@ -191,7 +191,8 @@ class PrefillCore:
     def _announce(self, job: Job) -> None:
         if not job.has_started:
             job.has_started = True
-            self._emit(PrefillStarted(job.key, cached_tokens=job.req.cached_len))
+            job.cached_tokens = job.req.cached_len
+            self._emit(PrefillStarted(job.key, cached_tokens=job.cached_tokens))
 
     def _advance(self, job: Job, sampled: list[Sampled]) -> None:
         """A chunk of this job is done."""
@@ -199,7 +200,7 @@ class PrefillCore:
             job.req.complete_chunk()
             self._deliver(job)
             return
-        tokens = take_first_tokens(job.req, sampled, self._runner.eos_token_ids)
+        tokens = take_first_tokens(job.req, sampled, self._runner.eos_token_ids, cached_tokens=job.cached_tokens)
         if self._deliver(job):
             job.move_to(State.COMMITTING)
             self._emit(PrefillDone(job.key, tokens, job.sent, tuple(job.page_crc32)))

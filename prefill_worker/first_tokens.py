@@ -12,7 +12,9 @@ from common.engine.runner import Sampled
 from common.work import TokenOut
 
 
-def take_first_tokens(req: Req, sampled: Sequence[Sampled], eos_token_ids: Collection[int]) -> tuple[TokenOut, ...]:
+def take_first_tokens(
+    req: Req, sampled: Sequence[Sampled], eos_token_ids: Collection[int], *, cached_tokens: int
+) -> tuple[TokenOut, ...]:
     """Moves req past its prompt (with the first completion's token) and returns one token per completion, in order of uid.
 
     Whether a token ends its completion depends on the token and on lengths, which all of them share.
@@ -28,6 +30,7 @@ def take_first_tokens(req: Req, sampled: Sequence[Sampled], eos_token_ids: Colle
             logprob=one.logprob,
             top=one.top,
             finish=finish_reason(req, one.token_id, eos_token_ids),
+            cached_tokens=cached_tokens,
         )
         for offset, one in enumerate(sampled)
     )

@@ -37,6 +37,7 @@ class Job(Stateful):
         self.sent = 0
         self.page_crc32: list[int] = []
         self.has_started = False
+        self.cached_tokens = 0
         self.is_broken = False
 
     @property

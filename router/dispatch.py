@@ -50,13 +50,19 @@ class Dispatch:
                     entry = live.get(token.uid)
                     if entry is not None and (completion := entry[0]).attempt_number == token.attempt:
                         if completion.stage is not Stage.DECODE:
-                            entry[1].handed_off(completion, now)
+                            self._decode_was_first(completion, entry[1], token, now)
                         completion.deliver(token, now)
             case "retracted":
                 if (entry := self._find(message.retracted)) is not None:
                     entry[1].retracted(entry[0])
             case "failure":
                 self._failed(message.failure, blame=frozenset({worker.id}))
+
+    def _decode_was_first(self, completion: Completion, events: WorkEvents, token: work_pb2.Token, now: float) -> None:
+        """Its stream overtook the prefill worker's, whose news are then told from the repeated first token."""
+        if token.HasField("cached_tokens"):
+            events.prefill_started(completion, token.cached_tokens, now)
+        events.handed_off(completion, now)
 
     def prefill_message(self, worker: Worker, message: prefill_pb2.PrefillSessionResponse) -> None:
         now = time.monotonic()

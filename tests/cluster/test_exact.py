@@ -46,6 +46,7 @@ async def test_greedy_output_equals_transformers(tiny: Path, tmp_path: Path, pag
             await check(client, tiny, prompts, together=1, warm=False)
             await client.flush()
             await check(client, tiny, prompts, together=16, warm=False)
+            await cluster.assert_idle(client)  # A prompt is cached once its prefill worker has let go of it.
             await check(client, tiny, prompts, together=16, warm=True)
             await cluster.assert_idle(client)
 
@@ -58,8 +59,8 @@ async def check(client: Client, model: Path, prompts: list[list[int]], *, togeth
         async with gate:
             answer = await client.generate(ids, sampling={"max_tokens": TOKENS, "ignore_eos": True}, timeout=120)
         assert answer.ids == reference.greedy(model, ids, TOKENS), f"prompt of {len(ids)}, {together} together, warm={warm}"
-        cached = answer.usage.cached_tokens
         # With pages of one token, two prompts may share their first token or two.
-        assert cached == (len(ids) - 1) // page_size * page_size if warm else cached <= (2 if page_size == 1 else 0)
+        least, most = (len(ids) - 1) // page_size * page_size if warm else 0, 2 if page_size == 1 else 0
+        assert least <= answer.usage.cached_tokens <= max(least, most), f"prompt of {len(ids)}, {answer.usage}"
 
     await asyncio.gather(*(one(ids) for ids in prompts))

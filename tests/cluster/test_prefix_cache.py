@@ -21,10 +21,13 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("length", [1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 1])
-async def test_pfx_01_warm_and_cold_answers_are_the_same(client: Client, tiny: Path, length: int) -> None:
+async def test_pfx_01_warm_and_cold_answers_are_the_same(cluster: Cluster, client: Client, tiny: Path, length: int) -> None:
     await client.flush()
     ids = prompt(length, seed=1)
-    answers = [await client.generate(ids, logprobs=0, sampling={"max_tokens": 64, "ignore_eos": True}) for _ in range(6)]
+    answers = []
+    for _ in range(6):
+        answers.append(await client.generate(ids, logprobs=0, sampling={"max_tokens": 64, "ignore_eos": True}))
+        await cluster.assert_idle(client)  # A prompt is cached once its prefill worker has let go of it.
     assert all(answer.ids == reference.greedy(tiny, ids, 64) for answer in answers)
     cold = [entry.logprob for entry in answers[0].only.logprobs]
     for warm in answers[1:]:

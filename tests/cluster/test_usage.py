@@ -81,7 +81,7 @@ async def test_timing_adds_up(client: Client) -> None:
     assert timing.attempts == 1
 
 
-async def test_started_names_the_workers_and_the_prompt(client: Client) -> None:
+async def test_started_names_the_workers_and_the_prompt(cluster: Cluster, client: Client) -> None:
     ids = prompt(40, seed=99)
     await client.flush()
     answer = await client.generate(ids, sampling={"max_tokens": 2, "ignore_eos": True})
@@ -89,6 +89,7 @@ async def test_started_names_the_workers_and_the_prompt(client: Client) -> None:
     assert started is not None and started.prompt_tokens == 40 and started.cached_tokens == 0
     workers = await client.workers()
     assert workers[started.prefill_worker].role == "prefill" and workers[started.decode_worker].role == "decode"
+    await cluster.assert_idle(client)  # A prompt is cached once its prefill worker has let go of it.
     warm = await client.generate(ids, sampling={"max_tokens": 1})
     assert warm.started is not None and warm.started.cached_tokens == 36 == warm.usage.cached_tokens
     assert not warm.started.decode_worker, "a single token needs no decode worker"

@@ -184,6 +184,7 @@ KEYS = st.builds(WorkKey, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), 
         logprob=st.none() | float32s(-100, 0),
         top=st.lists(st.tuples(st.integers(0, 2**32 - 1), float32s(-100, 0)), max_size=3).map(tuple),
         finish=st.none() | st.sampled_from(FinishReason),
+        cached_tokens=st.none() | st.integers(0, 2**32 - 1),
     )
 )
 def test_a_token_survives_the_wire(token: TokenOut) -> None:

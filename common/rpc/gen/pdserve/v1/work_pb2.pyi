@@ -46,7 +46,7 @@ class Req(_message.Message):
     def __init__(self, key: _Optional[_Union[WorkKey, _Mapping]] = ..., input_ids: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., cached_len: _Optional[int] = ..., output_len: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., completion: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Token(_message.Message):
-    __slots__ = ("uid", "attempt", "index", "token_id", "logprob", "top_ids", "top_logprobs", "finish")
+    __slots__ = ("uid", "attempt", "index", "token_id", "logprob", "top_ids", "top_logprobs", "finish", "cached_tokens")
     UID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Token(_message.Message):
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     uid: int
     attempt: int
     index: int
@@ -63,7 +64,8 @@ class Token(_message.Message):
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     finish: _generation_pb2.FinishReason
-    def __init__(self, uid: _Optional[int] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., finish: _Optional[_Union[_generation_pb2.FinishReason, str]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, uid: _Optional[int] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., finish: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("uid", "attempt", "code", "message", "retryable")
