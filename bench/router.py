@@ -27,7 +27,8 @@ import uvloop
 from bench.router_worker import IDS, Times
 from common.fingerprint import fingerprint
 from common.model_dir import ModelDir
-from tests.helpers.client import Client
+from common.rpc.gen.pdserve.v1 import generation_pb2
+from tests.helpers.client import Client, request
 from tests.helpers.cluster import Process, free_port
 
 WARM_SECONDS = 1.0
@@ -51,28 +52,40 @@ class Measured:
 
 
 async def load(address: str, times: Times, *, streams: int, tokens: int, ids_only: bool, pid: int) -> Measured:
-    """All streams at once, read to their ends."""
-    measured = Measured()
+    """All streams at once, read to their ends; parsed only then, so that this client's own work is no part of the figures."""
     router = psutil.Process(pid)
+    arrivals: list[tuple[float, bytes]] = []
+    ask = request([1, 2, 3], sampling={"max_tokens": tokens, "ignore_eos": True}, ids_only=ids_only)
     async with Client(address) as client:
+        generate = client.channel.unary_stream(
+            "/pdserve.v1.GenerationService/Generate",
+            request_serializer=generation_pb2.GenerateRequest.SerializeToString,
+            response_deserializer=lambda data: (time.monotonic(), data),
+        )
 
         async def one() -> None:
-            sampling = {"max_tokens": tokens, "ignore_eos": True}
-            async for event in client.call([1, 2, 3], sampling=sampling, timeout=120, ids_only=ids_only):
-                if event.WhichOneof("event") == "delta":
-                    now = time.monotonic()
-                    measured.first = measured.first or now
-                    measured.last = now
-                    measured.deltas += 1
-                    ids = event.delta.token_ids
-                    measured.tokens += len(ids)
-                    if now > measured.first + WARM_SECONDS:
-                        measured.ages += [now - times[token] for token in ids]
+            async for arrival in generate(ask, timeout=120):
+                arrivals.append(arrival)
 
         before = sum(router.cpu_times()[:2])
         await asyncio.gather(*(one() for _ in range(streams)))
-        measured.router_cpu = sum(router.cpu_times()[:2]) - before
-    measured.router_rss = router.memory_info().rss
+        router_cpu = sum(router.cpu_times()[:2]) - before
+    measured = measure(arrivals, times)
+    measured.router_cpu, measured.router_rss = router_cpu, router.memory_info().rss
+    return measured
+
+
+def measure(arrivals: list[tuple[float, bytes]], times: Times) -> Measured:
+    measured = Measured()
+    for now, data in sorted(arrivals):
+        event = generation_pb2.GenerateResponse.FromString(data)
+        if event.WhichOneof("event") == "delta":
+            measured.first = measured.first or now
+            measured.last = now
+            measured.deltas += 1
+            measured.tokens += len(event.delta.token_ids)
+            if now > measured.first + WARM_SECONDS:
+                measured.ages += [now - times[token] for token in event.delta.token_ids]
     return measured
 
 

@@ -89,7 +89,7 @@ def test_a_second_signal_ends_it_at_once(worker: Process) -> None:
 
 async def test_told_to_stop_while_loading_it_stops(tiny: Path, tmp_path: Path) -> None:
     worker = start(tiny, tmp_path)
-    worker.wait_for_line("decode worker: model=")
+    worker.wait_for_line(r"decode worker \S+: model=")
     worker.signal(signal.SIGTERM)
     assert worker.wait(within=15) in (0, -signal.SIGTERM)  # The latter before Python listens to signals.
     assert "Traceback" not in worker.output
