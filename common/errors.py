@@ -111,15 +111,6 @@ class StartError(Exception):
     """A process cannot start: printed as one line, exit code 2."""
 
 
-_BY_STATUS: dict[grpc.StatusCode, type[PdserveError]] = {
-    cls.status: cls
-    for cls in (
-        AlreadyExists, NotFound, FailedPrecondition, ResourceExhausted, Unavailable, Aborted, Cancelled, DeadlineExceeded,
-        Unimplemented, DataLoss,
-    )
-}  # fmt: skip
-
-
 class InvalidArgument(PdserveError):
     """A peer's INVALID_ARGUMENT, passed on with its own message."""
 
@@ -132,7 +123,13 @@ class RemoteOutOfRange(PdserveError):
     status = grpc.StatusCode.OUT_OF_RANGE
 
 
-_BY_STATUS |= {InvalidArgument.status: InvalidArgument, RemoteOutOfRange.status: RemoteOutOfRange}
+_BY_STATUS: dict[grpc.StatusCode, type[PdserveError]] = {
+    cls.status: cls
+    for cls in (
+        AlreadyExists, NotFound, FailedPrecondition, ResourceExhausted, Unavailable, Aborted, Cancelled, DeadlineExceeded,
+        Unimplemented, DataLoss, InvalidArgument, RemoteOutOfRange,
+    )
+}  # fmt: skip
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
 
