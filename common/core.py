@@ -78,7 +78,7 @@ class Req:
     prompt_len: ids past it are output, on every attempt. Default: all ids are prompt.
     router_epoch, attempt: the rest of the work key.
     completion: which of the request's completions (the first, if n > 1); keys the random stream with the seed.
-    n: completions that share this prompt, with consecutive uids. logprobs: None for none, 0 the chosen token's, k also the k best.
+    n: completions that share this prompt, with consecutive uids. logprobs: None none, 0 the chosen token's, k also the k best.
     priority: higher goes first. request_id: the client's name, for logs.
 
     The KV of the last token is never computed: at the end device_len is one more than cached_len.
