@@ -1,0 +1,49 @@
+"""Row-wise kernels: RMSNorm, SiLU; and what every kernel here begins with."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """Every kernel's first access to what the kernel before it wrote comes after this call.
+
+    With programmatic dependent launch the next kernel may take its place on the SMs from now on; it waits here in its turn until
+    all of this one has been written. As every kernel waits before it lets the next one start, what the kernel before the previous
+    one wrote may be read even before this call.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def rms_norm_kernel(x, weight, out, x_stride, out_stride, eps, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """One program: one row, held in registers."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+    w = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    begin(PDL)
+    values = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / H + eps)
+    tl.store(out + row * out_stride + cols, (values * scale * w).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def silu_and_mul_kernel(gate_up, out, gate_up_stride, out_stride, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """One program: BLOCK columns of one row."""
+    begin(PDL)
+    BLOCKS: tl.constexpr = (INNER + BLOCK - 1) // BLOCK
+    program = tl.program_id(0)
+    row = (program // BLOCKS).to(tl.int64)
+    cols = program % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < INNER
+    gate = tl.load(gate_up + row * gate_up_stride + cols, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * gate_up_stride + INNER + cols, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + cols, (silu(gate) * up).to(out.dtype.element_ty), mask=mask)
