@@ -8,9 +8,9 @@
     config = parse_config(Config, prog="python -m decode_worker", description=__doc__)
 
 Each field is a flag (--grace 30s) and an environment variable (PDSERVE_GRACE=30s); the flag wins. The field's type says how its
-text is read: str, int, float, bool (--x / --no-x), Path, timedelta, Address, tuple[T, ...] (a repeatable flag; comma-separated in
-the environment), and X | None. A text that cannot be read, or a ValueError from __post_init__, ends the process with one line on
-stderr and exit code 2.
+text is read: str, int, float, bool (--x / --no-x), Path, timedelta, Address, BatchSizes, tuple[T, ...] (a repeatable flag;
+comma-separated in the environment), and X | None. A text that cannot be read, or a ValueError from __post_init__, ends the
+process with one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from common.address import Address
+from common.batch_sizes import BatchSizes
 
 ENV_PREFIX = "PDSERVE_"
 _ABSENT: Any = object()
@@ -83,7 +84,7 @@ def show(value: Any) -> str:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
         return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1000:g}ms"
-    if isinstance(value, tuple) and not isinstance(value, Address):
+    if isinstance(value, tuple) and not isinstance(value, Address | BatchSizes):
         return ",".join(map(show, value)) or "none"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
@@ -120,6 +121,7 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
     Path: lambda text: Path(text).expanduser(),
     timedelta: parse_duration,
     Address: Address.parse,
+    BatchSizes: BatchSizes.parse,
 }
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from common.address import Address
+from common.by_device import by_device, check_device_name, is_cuda, resolve
 from common.config import option, required
 from common.engine.threads import default_threads
 
 MIB = 1 << 20
+PrefillAttention = Literal["auto", "flashinfer", "torch"]
+DecodeAttention = Literal["auto", "xqa", "flashinfer", "torch"]
 _WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -24,13 +27,23 @@ class WorkerConfig:
     router: tuple[Address, ...] = option((), "a router to register with; repeatable")
     listen: Address = option(Address("127.0.0.1", 0), "where to serve; port 0 takes a free one")
     advertise: Address | None = option(None, "address that routers and peers reach this worker at, if not --listen's")
-    device: str = option("cpu", "where to compute", choices=("cpu",))
-    dtype: str = option("float32", "of weights, activations and KV", choices=("float32", "bfloat16"))
-    page_size: int = option(16, "tokens per KV page; the same on every worker")
-    pool_pages: int | None = option(None, "pages in the KV pool; default: what --pool-memory-mb holds")
-    pool_memory_mb: int = option(1024, "MiB for the KV pool, if --pool-pages is not given")
+    device: str = option("cpu", "where to compute: cpu, cuda or cuda:N; cuda is cuda:0")
+    dtype: str = by_device(
+        cpu="float32", cuda="bfloat16", help="of weights, activations and KV", choices=("float32", "bfloat16", "float16")
+    )
+    page_size: int = by_device(cpu=16, cuda=64, help="tokens per KV page; the same on every worker")
+    pool_pages: int | None = option(
+        None, "pages in the KV pool; default: what --pool-memory-mb or --memory-fraction leaves room for"
+    )
+    pool_memory_mb: int | None = by_device(cpu=1024, cuda=None, help="MiB for the KV pool; on cuda: at most so many")
+    memory_fraction: float | None = by_device(
+        cpu=None,
+        cuda=0.9,
+        help="of the GPU's total memory, what this worker may use in all; the KV pool gets what the rest of it leaves",
+    )
     max_context: int | None = option(None, "longest sequence in tokens; default: the model's")
-    max_running: int = option(16, "most requests worked on at once")
+    max_running: int = by_device(cpu=16, cuda=64, help="most requests worked on at once")
+    prefill_attention: PrefillAttention = option("auto", "what prompts attend with; auto: what the device does best")
     threads: int = option(default_threads(), "threads that compute on the CPU; default: half the cores")
     load_format: Literal["safetensors", "dummy"] = option("safetensors", "dummy: random weights, for benchmarks")
     metrics_port: int | None = option(None, "port for Prometheus; 0 takes a free one; default: off")
@@ -38,13 +51,22 @@ class WorkerConfig:
     grace: timedelta = option(timedelta(seconds=30), "time to finish requests in when told to stop")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "device", check_device_name(self.device))
+        resolve(self, self.device)
         self._check_positive("page_size", "pool_memory_mb", "pool_pages", "max_context", "max_running", "threads")
+        self._check_gpu_options()
         if self.listen.host in _WILDCARDS and self.advertise is None:
             raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
 
-    def pages_of(self, page_bytes: int) -> int:
-        """Pages in the pool, given what one takes. Raises ValueError if not even one fits."""
-        pages = self.pool_memory_mb * MIB // page_bytes if self.pool_pages is None else self.pool_pages
+    @property
+    def on_cuda(self) -> bool:
+        return is_cuda(self.device)
+
+    def pages_before_start(self, page_bytes: int) -> int | None:
+        """Pages in the pool, given what one takes; None if only the started engine knows. Raises ValueError if none fits."""
+        if self.pool_pages is not None or self.pool_memory_mb is None or self.on_cuda:
+            return self.pool_pages
+        pages = self.pool_memory_mb * MIB // page_bytes
         if pages < 1:
             raise ValueError(f"--pool-memory-mb must hold at least one page of {page_bytes} bytes, got {self.pool_memory_mb}")
         return pages
@@ -58,3 +80,16 @@ class WorkerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+    def _check_gpu_options(self) -> None:
+        if (fraction := self.memory_fraction) is not None:
+            if not self.on_cuda:
+                raise ValueError(f"--memory-fraction is for --device cuda; on {self.device} use --pool-memory-mb")
+            if not 0 < fraction <= 1:
+                raise ValueError(f"--memory-fraction must be in (0, 1], got {fraction:g}")
+        self._check_needs_cuda("prefill_attention")
+
+    def _check_needs_cuda(self, name: str) -> None:
+        """An attention backend other than torch's is for GPUs."""
+        if not self.on_cuda and (value := getattr(self, name)) not in ("auto", "torch"):
+            raise ValueError(f"--{name.replace('_', '-')} {value} needs --device cuda, got {self.device}")

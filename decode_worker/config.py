@@ -5,19 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from common.batch_sizes import BatchSizes
+from common.by_device import by_device
 from common.config import option
-from common.worker_config import WorkerConfig
+from common.worker_config import DecodeAttention, WorkerConfig
+
+UP_TO_MAX_RUNNING = "1,2,4,8,16,24,... up to --max-running"
+"""What --help says; once the config is made, BatchSizes.up_to(max_running)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(WorkerConfig):
     """See --help. Raises ValueError on values that cannot work."""
 
-    max_running: int = option(64, "most completions in one decode step")
+    max_running: int = by_device(cpu=64, cuda=256, help="most completions in one decode step")
+    decode_attention: DecodeAttention = option("auto", "what decode steps attend with; auto: what the device does best")
+    graph_sizes: BatchSizes = by_device(
+        cpu=BatchSizes(),
+        cuda=UP_TO_MAX_RUNNING,
+        help="batch sizes to capture a CUDA graph for, with commas between; none: no graphs",
+    )
     lease: timedelta = option(timedelta(seconds=10), "how long granted pages wait for their KV without a sign of the sender")
     shm: bool = option(True, "let prefill workers of this host and user write KV through shared memory")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_needs_cuda("decode_attention")
+        self._settle_graph_sizes()
         if self.lease < timedelta(milliseconds=100):
             raise ValueError(f"--lease must be at least 100ms, got {self.lease.total_seconds():g}s")
+
+    def _settle_graph_sizes(self) -> None:
+        if not isinstance(self.graph_sizes, BatchSizes):
+            object.__setattr__(self, "graph_sizes", BatchSizes.up_to(self.max_running))
+        if self.graph_sizes and not self.on_cuda:
+            raise ValueError(f"--graph-sizes needs --device cuda, got {self.device}")
+        if self.graph_sizes and self.graph_sizes[-1] > self.max_running:
+            raise ValueError(
+                f"--graph-sizes must be at most --max-running, which is {self.max_running}, got {self.graph_sizes[-1]}"
+            )

@@ -64,6 +64,8 @@ class DecodeCore:
         new_ticket: NewName = random_name,
     ) -> None:
         self.compatibility = runner.compatibility
+        self.total_pages = pool_pages
+        self.page_bytes = runner.pool.page_bytes
         self._pool = PagePool(pool_pages, runner.compatibility.page_size)
         self._emit = emit
         self._clock = clock

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +18,10 @@ import grpc
 
 from common.address import Address
 from common.config import describe
+from common.engine.config import EngineConfig
 from common.engine.handle import Emit, ThreadEngine
 from common.engine.runner import ModelRunner
-from common.engine.start import engine_config, size_pool
+from common.engine.start import engine_config, pool_before_start, starting_on
 from common.errors import StartError
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
@@ -69,23 +71,31 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
 
 def make_worker(config: Config) -> DecodeWorker:
     """The worker with a real engine, not yet started. Raises StartError on a model folder that cannot be served."""
-    pages, bytes_per_page = size_pool(config)
-    try:
-        memory = PoolMemory(pages, bytes_per_page)
-    except OSError as error:
-        raise StartError(f"cannot make the KV pool: {error}") from error
-    engine = engine_config(config, pool_pages=memory.num_pages)
-
-    def build(emit: Emit) -> DecodeCore:
-        runner = ModelRunner.load(engine, pool_storage=memory.view, progress=log.info)
-        return DecodeCore(runner, pool_pages=memory.num_pages, max_running=config.max_running, lease=config.lease, emit=emit)
-
+    pages, bytes_per_page = pool_before_start(config)
+    memory = None if config.on_cuda or pages is None else _pool_memory(pages, bytes_per_page)
+    engine = replace(
+        engine_config(config, pool_pages=pages), decode_attention=config.decode_attention, graph_sizes=config.graph_sizes
+    )
     return DecodeWorker(
         f"decode-{secrets.token_hex(4)}",
-        make_engine=lambda on_event: ThreadEngine(build, on_event=on_event),
+        make_engine=lambda on_event: ThreadEngine(lambda emit: build_core(config, engine, memory, emit), on_event=on_event),
         memory=memory,
         offer_shm=config.shm,
     )
+
+
+def _pool_memory(pages: int, bytes_per_page: int) -> PoolMemory:
+    try:
+        return PoolMemory(pages, bytes_per_page)
+    except OSError as error:
+        raise StartError(f"cannot make the KV pool: {error}") from error
+
+
+def build_core(config: Config, engine: EngineConfig, memory: PoolMemory | None, emit: Emit) -> DecodeCore:
+    """Loads the model, in the thread that will run it. memory: where its pool is to be; None: in the GPU. Raises StartError."""
+    with starting_on(engine.device):
+        runner = ModelRunner.load(engine, pool_storage=None if memory is None else memory.view, progress=log.info)
+        return DecodeCore(runner, pool_pages=runner.pool.num_pages, max_running=config.max_running, lease=config.lease, emit=emit)
 
 
 def add_services(server: grpc.aio.Server, worker: DecodeWorker) -> None:
@@ -178,7 +188,7 @@ def _profile(config: Config, worker: DecodeWorker, compatibility: Compatibility,
         address=str(config.advertise or address),
         compatibility=compatibility,
         device=config.device,
-        total_pages=worker.memory.num_pages,
+        total_pages=worker.total_pages,
         max_running=config.max_running,
         version=VERSION,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.core import Req
 from common.engine.handle import EngineHandle
-from common.errors import InvalidRequest, Unavailable
+from common.errors import FailedPrecondition, InvalidRequest, Unavailable
 from common.handoff.base import TRANSPORTS
 from common.handoff.grpc_receiver import GrpcReceiver
 from common.handoff.pool_memory import PoolMemory
@@ -29,25 +29,32 @@ log = logging.getLogger(__name__)
 class DecodeWorker:
     """Event loop only. Before start() has returned, every request is answered with Unavailable."""
 
-    def __init__(self, worker_id: str, *, make_engine: MakeEngine, memory: PoolMemory, offer_shm: bool) -> None:
-        """make_engine(on_event): an engine whose core is a DecodeCore living in memory. Call within the running loop."""
+    def __init__(self, worker_id: str, *, make_engine: MakeEngine, memory: PoolMemory | None, offer_shm: bool) -> None:
+        """make_engine(on_event): an engine whose core is a DecodeCore living in memory; None: its pool is in a GPU's memory,
+        which this process's CPU cannot write to. Call within the running loop."""
         self.worker_id = worker_id
         self.memory = memory
+        self.total_pages = self.page_bytes = 0
+        """The KV pool's, and of each page; known once start() has returned: on a GPU the engine sizes it."""
         self._engine = make_engine(self._on_event)
         self._compatibility: Compatibility | None = None
         self.sessions = Sessions(self._engine.post)
-        self.receiver = GrpcReceiver(page_view=memory.page_view, page_bytes=memory.page_bytes)
-        self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
-        self._offer_shm = offer_shm
-        self._pairs = Pairs(is_connected=self._shm.is_connected)
-        self._stats = events.Stats(0, 0, PageCounts(memory.num_pages, 0, 0, 0, memory.num_pages))
+        self._receiver = None if memory is None else GrpcReceiver(page_view=memory.page_view, page_bytes=memory.page_bytes)
+        self._shm = None
+        if memory is not None and offer_shm:
+            self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
+        self._pairs = Pairs(is_connected=lambda pair_id: self._shm is not None and self._shm.is_connected(pair_id))
+        self._stats = events.Stats(0, 0, PageCounts(0, 0, 0, 0, 0))
         self._draining = False
 
     async def start(self) -> Compatibility:
         """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
-        if self._offer_shm:
+        if self._shm is not None:
             self._shm.start()
         core: DecodeCore = await self._engine.start()
+        self.total_pages, self.page_bytes = core.total_pages, core.page_bytes
+        if self._stats.pages.total == 0:  # Nothing was reported yet, and nothing can have been asked for.
+            self._stats = events.Stats(0, 0, PageCounts(core.total_pages, 0, 0, 0, core.total_pages))
         self._compatibility = core.compatibility
         return core.compatibility
 
@@ -80,13 +87,22 @@ class DecodeWorker:
     @property
     def shm_socket(self) -> str:
         """Empty: not offered."""
-        return self._shm.socket_name if self._offer_shm else ""
+        return "" if self._shm is None else self._shm.socket_name
+
+    @property
+    def receiver(self) -> GrpcReceiver:
+        """Of the bytes that HandoffService takes. Raises FailedPrecondition where none can be taken."""
+        if self._receiver is None:
+            raise FailedPrecondition("this decode worker's KV pool is in a GPU's memory: transport grpc does not reach it")
+        return self._receiver
 
     async def reserve(self, req: Req, *, pair_id: str, transport: str, verify: bool) -> commands.Granted:
         """Waits for pages; see commands.Reserve. Cancelling the wait takes it back."""
         known = [name for name in TRANSPORTS if name == transport]
         if not known:
             raise InvalidRequest("transport", f"must be one of {', '.join(TRANSPORTS)}", transport)
+        if known[0] == "grpc":
+            _ = self.receiver
         self._pairs.check(pair_id, known[0])
         granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
         return granted
@@ -96,7 +112,8 @@ class DecodeWorker:
         return lost
 
     async def commit(self, command: commands.Commit) -> None:
-        self.receiver.check_complete(command.ticket)
+        if self._receiver is not None:
+            self._receiver.check_complete(command.ticket)
         await self._engine.call(command)
 
     async def release(self, command: commands.Release) -> None:
@@ -136,7 +153,8 @@ class DecodeWorker:
     async def close(self) -> None:
         """Waits for the engine's thread, also while it loads the model: torch aborts a process that ends under it."""
         await self._engine.close()
-        await self._shm.close()
+        if self._shm is not None:
+            await self._shm.close()
 
     # What the engine says.
 
@@ -145,9 +163,11 @@ class DecodeWorker:
             case events.StepTokens() | events.Retracted() | events.Failed():
                 self.sessions.deliver(event)
             case events.TicketOpened():
-                self.receiver.open(event.ticket, event.page_ids)
+                if self._receiver is not None:
+                    self._receiver.open(event.ticket, event.page_ids)
             case events.TicketClosed():
-                self.receiver.close(event.ticket, event.reason)
+                if self._receiver is not None:
+                    self._receiver.close(event.ticket, event.reason)
                 self._engine.post(commands.Drained(event.ticket))
             case events.Stats():
                 self._stats = event

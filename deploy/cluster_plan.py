@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from common.address import Address
-from decode_worker.config import Config as DecodeConfig
+
+CARD_PERCENT = 90
+"""Of a GPU's memory, what all workers on it may use together; the workers' own default for one that is alone."""
 
 
 class Command(NamedTuple):
@@ -25,7 +27,8 @@ class Command(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What the cluster is asked to be. max_context, dtype: as the workers take them, None for their defaults."""
+    """What the cluster is asked to be. max_context, dtype: as the workers take them, None for their defaults.
+    prefill_args, decode_args: what each worker of a side is told besides."""
 
     model: Path
     router: Address
@@ -34,13 +37,8 @@ class Options(NamedTuple):
     max_context: int | None = None
     dtype: str | None = None
     log_level: str = "info"
-
-
-def engine_takes_cuda() -> bool:
-    """Whether this version's workers offer a GPU at all."""
-    (field,) = (field for field in dataclasses.fields(DecodeConfig) if field.name == "device")
-    choices = field.metadata["choices"]
-    return choices is None or any(choice.startswith("cuda") for choice in choices)
+    prefill_args: tuple[str, ...] = ()
+    decode_args: tuple[str, ...] = ()
 
 
 def place(device: str, *, gpus: int, prefill: int, decode: int) -> list[str]:
@@ -63,12 +61,17 @@ def plan(options: Options, *, devices: Sequence[str], cores: int) -> list[Comman
     shared = ("--model", str(options.model), "--log-level", options.log_level, *context)
     python = (sys.executable, "-m")
     commands = [Command("router", (*python, "router", *shared, "--listen", str(options.router)))]
+    on_device = Counter(devices)
     for name, device in zip(names, devices, strict=True):
-        module = "prefill_worker" if name.startswith("prefill") else "decode_worker"
+        module, more = (
+            ("prefill_worker", options.prefill_args) if name.startswith("prefill") else ("decode_worker", options.decode_args)
+        )
         line = (*python, module, *shared, "--router", str(options.router), "--device", device)
         if options.dtype is not None:
             line += ("--dtype", options.dtype)
         if device == "cpu":
             line += ("--threads", str(threads))
-        commands.append(Command(name, line, threads=threads))
+        elif on_device[device] > 1:
+            line += ("--memory-fraction", f"{CARD_PERCENT // on_device[device] / 100:g}")
+        commands.append(Command(name, (*line, *more), threads=threads))
     return commands

@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
+import shlex
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -21,8 +20,9 @@ from common.errors import StartError
 from common.model_dir import ModelDir
 from common.rpc.server import check_free
 from deploy.cluster import Cluster
-from deploy.cluster_plan import Command, Options, engine_takes_cuda, place, plan
+from deploy.cluster_plan import Command, Options, place, plan
 from deploy.fetch_model import resolve
+from deploy.gpus import count_gpus
 from deploy.progress import say
 
 
@@ -31,12 +31,14 @@ def main() -> int:
     parser.add_argument(
         "--model", default="", help="folder, or owner/name of the hub; default: SmolLM2-135M-Instruct, fetched once"
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda; auto: GPUs if there are any (default: auto)")
     parser.add_argument("--prefill", type=int, default=1, help="prefill workers (default: 1)")
     parser.add_argument("--decode", type=int, default=1, help="decode workers (default: 1)")
     parser.add_argument("--port", type=int, default=50051, help="the router's, on 127.0.0.1; 0 takes a free one (default: 50051)")
     parser.add_argument("--max-context", type=int, help="caps the context, in tokens")
     parser.add_argument("--dtype", help="what the workers compute in (default: theirs)")
+    parser.add_argument("--prefill-args", type=shlex.split, default=(), help="more options of the prefill workers, as one text")
+    parser.add_argument("--decode-args", type=shlex.split, default=(), help="more options of the decode workers, as one text")
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error (default: info)")
     arguments = parser.parse_args()
     try:
@@ -54,7 +56,8 @@ def main() -> int:
 def _commands(arguments: argparse.Namespace, router: Address) -> list[Command]:
     if arguments.prefill < 1 or arguments.decode < 1:
         raise ValueError(f"PREFILL and DECODE must be at least 1, got {arguments.prefill} and {arguments.decode}")
-    devices = place(arguments.device, gpus=_gpus_for(arguments.device), prefill=arguments.prefill, decode=arguments.decode)
+    gpus = 0 if arguments.device == "cpu" else count_gpus()
+    devices = place(arguments.device, gpus=gpus, prefill=arguments.prefill, decode=arguments.decode)
     model = ModelDir.open(resolve(arguments.model))
     options = Options(
         model=model.path,
@@ -64,27 +67,11 @@ def _commands(arguments: argparse.Namespace, router: Address) -> list[Command]:
         max_context=arguments.max_context,
         dtype=arguments.dtype,
         log_level=arguments.log_level,
+        prefill_args=tuple(arguments.prefill_args),
+        decode_args=tuple(arguments.decode_args),
     )
     say(f"model {model.path}, workers on {', '.join(dict.fromkeys(devices))}")
     return plan(options, devices=devices, cores=len(os.sched_getaffinity(0)))
-
-
-def _gpus_for(device: str) -> int:
-    """How many GPUs to use. Raises StartError where one is asked for and this version's engine takes none."""
-    if device == "cpu" or engine_takes_cuda():
-        return 0 if device == "cpu" else _count_gpus()
-    if device == "cuda":
-        raise StartError("DEVICE=cuda: the engine of this version computes on the CPU only")
-    if gpus := _count_gpus():
-        say(f"{gpus} GPU(s) here, but the engine of this version computes on the CPU only")
-    return 0
-
-
-def _count_gpus() -> int:
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=30)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 def _free_port() -> int:

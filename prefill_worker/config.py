@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from common.by_device import by_device
 from common.config import option
 from common.handoff.choose import TransportMode
 from common.worker_config import WorkerConfig
@@ -14,10 +15,10 @@ from common.worker_config import WorkerConfig
 class Config(WorkerConfig):
     """See --help. Raises ValueError on values that cannot work."""
 
-    max_running: int = option(16, "most requests that hold pages here at once")
+    max_running: int = by_device(cpu=16, cuda=64, help="most requests that hold pages here at once")
     max_requests: int = option(10_000, "most requests here at once, those in line included")
-    chunk_tokens: int = option(256, "most tokens computed in one step, over all requests")
-    transport: TransportMode = option("auto", "how KV goes to a decode worker; auto: shm on the same host, else grpc")
+    chunk_tokens: int = by_device(cpu=256, cuda=8192, help="most tokens computed in one step, over all requests")
+    transport: TransportMode = option("auto", "how KV goes to a decode worker; auto: the first of them that works with it")
     verify_handoff: bool = option(False, "check every page sent with a CRC-32")
     transfer_timeout: timedelta = option(timedelta(seconds=20), "longest stall of a KV transfer, and wait for a commit")
     request_timeout: timedelta = option(timedelta(minutes=10), "longest stay of a request whose client set no deadline")

@@ -71,6 +71,10 @@ class PrefillCore:
         return self._runner.compatibility
 
     @property
+    def total_pages(self) -> int:
+        return self._runner.pool.num_pages
+
+    @property
     def page_bytes(self) -> int:
         return self._runner.pool.page_bytes
 

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from common.address import Address
 from common.config import describe
+from common.engine.config import EngineConfig
 from common.engine.handle import Emit, EngineHandle, ThreadEngine
 from common.engine.runner import ModelRunner
-from common.engine.start import engine_config, size_pool
+from common.engine.start import engine_config, pool_before_start, starting_on
 from common.errors import Unavailable
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
 from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
@@ -44,9 +45,9 @@ log = logging.getLogger(__name__)
 class PrefillServer:
     """Everything in one prefill worker process."""
 
-    def __init__(self, config: Config, *, pool_pages: int) -> None:
+    def __init__(self, config: Config, *, engine: EngineConfig) -> None:
         self._config = config
-        self._pool_pages = pool_pages
+        self._engine_config = engine
         self._drain_asked = asyncio.Event()
         self._grace = config.grace
         self._address: Address
@@ -136,19 +137,19 @@ class PrefillServer:
             address=str(self._config.advertise or self._address),
             compatibility=compatibility,
             device=self._config.device,
-            total_pages=self._pool_pages,
+            total_pages=self.worker.total_pages,
             max_running=self._config.max_running,
             version=VERSION,
         )
 
     def _make_engine(self, on_event: Callable[[Any], None]) -> EngineHandle:
-        return ThreadEngine(lambda emit: build_core(self._config, pool_pages=self._pool_pages, emit=emit), on_event=on_event)
+        return ThreadEngine(lambda emit: build_core(self._config, self._engine_config, emit=emit), on_event=on_event)
 
 
-def build_core(config: Config, *, pool_pages: int, emit: Emit) -> PrefillCore:
+def build_core(config: Config, engine: EngineConfig, *, emit: Emit) -> PrefillCore:
     """Loads the model, in the thread that will run it. Raises StartError."""
-    engine = engine_config(config, pool_pages=pool_pages)
-    runner = ModelRunner.load(engine, progress=lambda line: log.info("%s", line))
+    with starting_on(engine.device):
+        runner = ModelRunner.load(engine, progress=lambda line: log.info("%s", line))
     return PrefillCore(runner, emit=emit, max_running=config.max_running, chunk_tokens=config.chunk_tokens)
 
 
@@ -157,7 +158,7 @@ async def serve(config: Config, stop: Stop) -> int:
     log.info("prefill worker %s: %s", VERSION, describe(config))
     config.warn_of_no_router(log)
     metrics_port = start_metrics_server(config.metrics_port)
-    server = PrefillServer(config, pool_pages=size_pool(config)[0])
+    server = PrefillServer(config, engine=engine_config(config, pool_pages=pool_before_start(config)[0]))
     register_page_gauges(server.worker.pages)
     register_load_gauges(server.worker.load)
     try:

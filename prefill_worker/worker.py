@@ -45,6 +45,8 @@ class PrefillWorker:
         self.clock = clock
         self.is_draining = False
         """Set it (drain does) and nothing new is taken."""
+        self.total_pages = 0
+        """Of the KV pool; known once start() has returned: on a GPU the engine sizes it."""
         self._engine = make_engine(self._on_event)
         self._transport: TransportMode = transport
         self._verify = verify
@@ -58,6 +60,7 @@ class PrefillWorker:
     async def start(self) -> Compatibility:
         """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
         core = await self._engine.start()
+        self.total_pages = core.total_pages
         terms = Terms(
             worker_id=self.worker_id,
             compatibility=core.compatibility,

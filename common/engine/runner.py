@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
 import torch
 
 from common.core import Batch, Context, Req, set_global_ctx
 from common.engine import kv_pool
 from common.engine.attention import TorchAttention
+from common.engine.config import EngineConfig
 from common.engine.kv_pool import KVPool
 from common.engine.layers import can_pack
+from common.engine.memory import size_pool
 from common.engine.model_config import LlamaConfig
 from common.engine.models.llama import Llama
 from common.engine.page_table import PageTable
@@ -26,27 +27,7 @@ from common.work import Compatibility
 
 __all__ = ["EngineConfig", "ModelRunner", "Runner", "Sampled", "page_bytes"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """model: a Hugging Face folder.
-    max_context: tokens of one request; cut to the model's. None: the model's.
-    table_rows: requests that may have a page table row at once.
-    threads: of torch within one operation; None: torch's default, one per core.
-    load_format: "dummy" makes random weights of the config's shape and needs no weight files, for benchmarks.
-    """
-
-    model: Path
-    device: str = "cpu"
-    dtype: str = "float32"
-    page_size: int = 16
-    pool_pages: int
-    max_context: int | None = None
-    table_rows: int
-    threads: int | None = None
-    load_format: Literal["safetensors", "dummy"] = "safetensors"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Runner(Protocol):
@@ -119,6 +100,8 @@ class ModelRunner:
         if device == "cpu" and not can_pack(dtype, torch.device(device)):
             progress(f"no oneDNN products in {config.dtype} on this machine: the slower ones of plain torch are used")
         geometry = _kv_geometry(shape)
+        pool_pages = size_pool(config, page_bytes=kv_pool.page_bytes(page_size=config.page_size, dtype=dtype, **geometry))
+        _tell_small_pool(pool_pages * config.page_size, max_context, progress)
         return cls(
             model,
             compatibility=Compatibility(
@@ -126,9 +109,7 @@ class ModelRunner:
             ),
             eos_token_ids=frozenset(folder.eos_token_ids),
             page_table=PageTable(config.table_rows, max_context, page_size=config.page_size, device=device),
-            pool=KVPool(
-                config.pool_pages, page_size=config.page_size, dtype=dtype, device=device, storage=pool_storage, **geometry
-            ),
+            pool=KVPool(pool_pages, page_size=config.page_size, dtype=dtype, device=device, storage=pool_storage, **geometry),
             dtype=dtype,
         )
 
@@ -181,18 +162,19 @@ def _kv_geometry(shape: LlamaConfig) -> _KvGeometry:
 
 
 def _effective_context(config: EngineConfig, shape: LlamaConfig, progress: Callable[[str], None]) -> int:
-    """The lesser of what is asked for and what the model was made for; says so if it was cut, or if the pool is smaller still.
-
-    The pool does not cut it: pools may differ between workers that work together, their context may not. The router knows both.
-    """
-    in_pool = config.pool_pages * config.page_size
+    """The lesser of what is asked for and what the model was made for; says so if it was cut."""
     wanted = config.max_context or shape.max_context
     possible = min(wanted, shape.max_context)
     if possible < wanted:
         progress(f"max context is {possible} tokens, the model's, not {wanted}")
-    if in_pool < possible:
-        progress(f"the pool holds {in_pool} tokens, less than the max context of {possible}: longer requests will be refused")
     return possible
+
+
+def _tell_small_pool(in_pool: int, max_context: int, progress: Callable[[str], None]) -> None:
+    """The pool does not cut the context: pools may differ between workers that work together, their context may not. The router
+    knows both."""
+    if in_pool < max_context:
+        progress(f"the pool holds {in_pool} tokens, less than the max context of {max_context}: longer requests will be refused")
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,30 +1,75 @@
-"""From a worker's configuration to its engine's."""
+"""From a worker's configuration to its engine's, and what can go wrong on the way as one line each."""
 
 from __future__ import annotations
 
-from common.engine.runner import EngineConfig, page_bytes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from common.by_device import is_cuda
+from common.engine.config import EngineConfig
+from common.engine.runner import page_bytes
 from common.errors import StartError
-from common.worker_config import WorkerConfig
+from common.worker_config import MIB, WorkerConfig
+
+OUT_OF_CPU_MEMORY = "DefaultCPUAllocator"
 
 
-def size_pool(config: WorkerConfig) -> tuple[int, int]:
-    """The KV pool's pages and the bytes of each. Raises StartError on a folder that cannot be served or a pool too small."""
+def pool_before_start(config: WorkerConfig) -> tuple[int | None, int]:
+    """The KV pool's pages, None if only the started engine knows (CUDA), and the bytes of each. Raises StartError on a folder
+    that cannot be served or a pool too small."""
     each = page_bytes(config.model, page_size=config.page_size, dtype=config.dtype)
     try:
-        return config.pages_of(each), each
+        return config.pages_before_start(each), each
     except ValueError as error:
         raise StartError(str(error)) from error
 
 
-def engine_config(config: WorkerConfig, *, pool_pages: int) -> EngineConfig:
+def engine_config(config: WorkerConfig, *, pool_pages: int | None) -> EngineConfig:
     return EngineConfig(
         model=config.model,
         device=config.device,
         dtype=config.dtype,
         page_size=config.page_size,
         pool_pages=pool_pages,
+        memory_fraction=config.memory_fraction,
+        pool_bytes=None if config.pool_memory_mb is None else config.pool_memory_mb * MIB,
         max_context=config.max_context,
         table_rows=config.max_running,
+        prefill_attention=config.prefill_attention,
         threads=config.threads,
         load_format=config.load_format,
     )
+
+
+@contextmanager
+def starting_on(device: str) -> Iterator[None]:
+    """What building an engine in here comes to grief with leaves as a StartError of one line. Whatever else is raised is a
+    mistake of ours and leaves as it is."""
+    check_device(device)
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        first = str(error).partition("\n")[0]
+        if isinstance(error, torch.OutOfMemoryError):
+            raise StartError(f"out of memory on {device}: {first.removeprefix('CUDA out of memory. ')}") from error
+        if isinstance(error, MemoryError) or OUT_OF_CPU_MEMORY in first:
+            raise StartError(f"out of memory: {first or 'the machine has no more'}") from error
+        if is_cuda(device) and "CUDA" in first:
+            raise StartError(f"{device}: {first}") from error
+        raise
+
+
+def check_device(device: str) -> None:
+    """Raises StartError if torch has no such device."""
+    if not is_cuda(device):
+        return
+    if torch.version.cuda is None:
+        raise StartError(f"--device {device}: torch {torch.__version__} is a build without CUDA")
+    gpus = torch.cuda.device_count()
+    if gpus == 0 or not torch.cuda.is_available():
+        raise StartError(f"--device {device}: torch sees no GPU here")
+    if (torch.device(device).index or 0) >= gpus:
+        names = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
+        raise StartError(f"--device {device}: there is no such GPU here, only {names}")

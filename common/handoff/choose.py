@@ -16,7 +16,7 @@ from typing import Final, Literal
 from common.errors import FailedPrecondition
 from common.handoff.base import HANDSHAKE_SECONDS, Transport, hello_line, receive_pool
 
-TransportMode = Literal["auto", "shm", "grpc"]
+TransportMode = Literal["auto", "cuda_ipc", "shm", "grpc"]
 _PEERCRED: Final = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 
@@ -71,8 +71,10 @@ class ShmLink:
 async def choose(mode: TransportMode, *, shm_socket: str, pair_id: str) -> tuple[Transport, ShmLink | None]:
     """The pair's transport, with an open link if it is shm.
 
-    shm_socket: what PairResponse offers; empty if nothing. Raises FailedPrecondition if mode insists on shm in vain.
+    shm_socket: what PairResponse offers; empty if nothing. Raises FailedPrecondition if mode insists on one in vain.
     """
+    if mode == "cuda_ipc":
+        raise FailedPrecondition("--transport cuda_ipc is impossible with this decode worker: it does not offer it")
     if mode == "grpc":
         return "grpc", None
     try:

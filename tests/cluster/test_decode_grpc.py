@@ -16,7 +16,7 @@ from common.wire import compatibility_to_pb
 from common.work import FinishReason
 from decode_worker import servicer
 from tests.helpers.decode_core import EPOCH, make_req
-from tests.helpers.decode_worker import decode_worker
+from tests.helpers.decode_worker import decode_worker, memory_of
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_runner import continuation
 
@@ -185,7 +185,7 @@ async def test_the_hostile_push_gets_a_status_and_writes_nothing() -> None:
         await peers.session()
         pairing = await peers.pair()
         granted = await peers.reserve(make_req(PROMPT), pairing.pair_id)
-        before = bytes(peers.worker.memory.view)
+        before = bytes(memory_of(peers.worker).view)
         data = b"x" * 8
         for ticket, index, offset, crc32, code in [
             ("guess", 0, 0, page_checksum(data), "NOT_FOUND"),
@@ -193,7 +193,7 @@ async def test_the_hostile_push_gets_a_status_and_writes_nothing() -> None:
         ]:
             frame = handoff_pb2.KvFrame(ticket=ticket, page_index=index, offset=offset, data=data, crc32=crc32)
             assert (await refused(peers.handoff.Push(iter([frame]), timeout=5)))[0] == code
-        assert bytes(peers.worker.memory.view) == before
+        assert bytes(memory_of(peers.worker).view) == before
         await peers.release(granted.ticket)
         await peers.assert_idle()
 

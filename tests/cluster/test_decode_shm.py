@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.work import PageCounts
 from tests.helpers.decode_core import make_req
-from tests.helpers.decode_worker import Peers, decode_worker
+from tests.helpers.decode_worker import Peers, decode_worker, memory_of
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_runner import continuation
 
@@ -84,23 +84,25 @@ async def test_flt_03_a_sender_killed_in_the_middle_of_a_write_gives_its_pages_b
         live = await peers.reserve(make_req(PROMPT, uid=1), pair_id, transport="shm")
         ended = await peers.reserve(make_req([*PROMPT[:-1], 5], uid=2), pair_id, transport="shm")
         pages = [*live.page_ids, *ended.page_ids]
-        await process.order(" ".join(map(str, ["pages", peers.worker.memory.page_bytes, *pages])), answer="writing")
+        await process.order(" ".join(map(str, ["pages", memory_of(peers.worker).page_bytes, *pages])), answer="writing")
         await router.cancel(2)
         await eventually(lambda: pages_are(peers, held=4, quarantined=3), within=2)
         process.signal(signal.SIGKILL)
         await peers.assert_idle(within=2)  # Long before the lease of 10 s is over.
         failures = [message.failure for message in router.told if message.HasField("failure")]
         assert [(failure.uid, failure.retryable) for failure in failures] == [(1, True)]
-        after = bytes(peers.worker.memory.view)
+        after = bytes(memory_of(peers.worker).view)
         await asyncio.sleep(0.1)
-        assert bytes(peers.worker.memory.view) == after
+        assert bytes(memory_of(peers.worker).view) == after
 
 
 async def test_hnd_09_a_stopped_sender_keeps_its_pages_in_quarantine_until_it_resumes_and_releases() -> None:
     async with decode_worker(pages=PAGES, lease=timedelta(milliseconds=200)) as peers, sender(peers) as (process, pair_id):
         router = await peers.session()
         granted = await peers.reserve(make_req(PROMPT, uid=1), pair_id, transport="shm")
-        await process.order(" ".join(map(str, ["pages", peers.worker.memory.page_bytes, *granted.page_ids])), answer="writing")
+        await process.order(
+            " ".join(map(str, ["pages", memory_of(peers.worker).page_bytes, *granted.page_ids])), answer="writing"
+        )
         process.signal(signal.SIGSTOP)
         await eventually(lambda: pages_are(peers, held=0, quarantined=3), within=2)
         await asyncio.sleep(0.5)  # Leases do not matter any more: only the sender's word does.
@@ -123,7 +125,9 @@ async def test_a_stopped_sender_that_dies_gives_its_pages_back() -> None:
     async with decode_worker(pages=PAGES, lease=timedelta(milliseconds=200)) as peers, sender(peers) as (process, pair_id):
         await peers.session()
         granted = await peers.reserve(make_req(PROMPT, uid=1), pair_id, transport="shm")
-        await process.order(" ".join(map(str, ["pages", peers.worker.memory.page_bytes, *granted.page_ids])), answer="writing")
+        await process.order(
+            " ".join(map(str, ["pages", memory_of(peers.worker).page_bytes, *granted.page_ids])), answer="writing"
+        )
         process.signal(signal.SIGSTOP)
         await eventually(lambda: pages_are(peers, held=0, quarantined=3), within=2)
         process.signal(signal.SIGKILL)

@@ -142,6 +142,11 @@ class Peers:
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
 
 
+def memory_of(worker: DecodeWorker) -> PoolMemory:
+    assert worker.memory is not None, "its pool is on a GPU"
+    return worker.memory
+
+
 def fake_worker(
     *,
     pages: int = 32,

@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from common.address import Address
+from common.batch_sizes import BatchSizes
 from common.config import describe, option, parse_config, parse_duration, required
 
 
@@ -104,6 +105,33 @@ def test_describe_is_one_line_that_could_be_given_again() -> None:
     assert text == (
         "model=m listen=127.0.0.1:0 router=a:1,b:2 pool_pages=none rate=0.5 verify=false grace=1.5s transport=auto dtype=float32"
     )
+
+
+def test_batch_sizes_are_one_flag_with_commas() -> None:
+    @dataclass(frozen=True)
+    class Sizes:
+        graph_sizes: BatchSizes = option(BatchSizes(), "sizes")
+
+    def given(*argv: str, env: dict[str, str] | None = None) -> BatchSizes:
+        return parse_config(Sizes, prog="test", description="", argv=argv, env=env or {}).graph_sizes
+
+    assert given("--graph-sizes=8, 2,1,2") == (1, 2, 8)
+    assert given("--graph-sizes=none") == given("--graph-sizes=") == ()
+    assert given(env={"PDSERVE_GRAPH_SIZES": "4,1"}) == (1, 4)
+    assert describe(Sizes(BatchSizes([2, 1]))) == "graph_sizes=1,2"
+
+
+@pytest.mark.parametrize("text", ["1,,2", "0", "-1", "1;2", "x"])
+def test_what_is_no_batch_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be "):
+        BatchSizes.parse(text)
+
+
+def test_the_default_batch_sizes_end_at_the_largest_batch() -> None:
+    assert BatchSizes.up_to(1) == (1,)
+    assert BatchSizes.up_to(20) == (1, 2, 4, 8, 16, 20)
+    assert BatchSizes.up_to(256)[:6] == (1, 2, 4, 8, 16, 24) and BatchSizes.up_to(256)[-1] == 256
+    assert BatchSizes.up_to(320)[-3:] == (256, 288, 320)
 
 
 def test_a_type_nobody_can_read_is_a_mistake_in_the_program() -> None:

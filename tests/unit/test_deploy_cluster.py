@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -80,6 +81,40 @@ def test_the_plan_is_the_router_then_the_workers_all_told_the_same_model_and_con
         assert "--router 127.0.0.1:7" in " ".join(command.line)
         assert "--dtype bfloat16" in " ".join(command.line)
     assert "--dtype" not in commands[0].line
+
+
+def options_for(prefill: int, decode: int, **more: Any) -> Options:
+    return Options(model=Path("/m"), router=Address("127.0.0.1", 7), prefill=prefill, decode=decode, **more)
+
+
+def told(command: Command, flag: str) -> str | None:
+    return command.line[command.line.index(flag) + 1] if flag in command.line else None
+
+
+@pytest.mark.parametrize(
+    ("devices", "fractions"),
+    [
+        (["cuda:0", "cuda:1"], [None, None]),
+        (["cuda:0", "cuda:0"], ["0.45", "0.45"]),
+        (["cuda:0", "cuda:1", "cuda:0"], ["0.45", None, "0.45"]),
+        (["cuda:0", "cuda:0", "cuda:0", "cuda:0"], ["0.22"] * 4),
+    ],
+)
+def test_workers_on_one_gpu_share_its_memory(devices: list[str], fractions: list[str | None]) -> None:
+    workers = plan(options_for(1, len(devices) - 1), devices=devices, cores=2)[1:]
+    assert [told(worker, "--memory-fraction") for worker in workers] == fractions
+    assert [told(worker, "--device") for worker in workers] == devices
+
+
+def test_on_the_cpu_no_memory_fraction_is_given() -> None:
+    assert not any("--memory-fraction" in command.line for command in plan(options_for(1, 1), devices=["cpu"] * 2, cores=2))
+
+
+def test_each_side_is_told_what_is_for_it_and_last_so_that_it_wins() -> None:
+    options = options_for(1, 1, prefill_args=("--chunk-tokens", "64"), decode_args=("--memory-fraction", "0.6"))
+    router, prefill, decode = plan(options, devices=["cuda:0", "cuda:0"], cores=2)
+    assert prefill.line[-2:] == ("--chunk-tokens", "64") and decode.line[-2:] == ("--memory-fraction", "0.6")
+    assert "--chunk-tokens" not in (*router.line, *decode.line)
 
 
 @pytest.mark.parametrize(("cores", "prefill", "decode", "threads"), [(2, 1, 1, 1), (8, 1, 1, 4), (8, 2, 1, 2), (2, 4, 1, 1)])

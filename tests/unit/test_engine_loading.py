@@ -124,7 +124,7 @@ def test_a_file_that_is_not_safetensors_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path)
-    with pytest.raises(StartError, match="dtype must be one of float32, bfloat16, got 'int4'"):
+    with pytest.raises(StartError, match="dtype must be one of float32, bfloat16, float16, got 'int4'"):
         page_bytes(model, page_size=16, dtype="int4")
 
 
