@@ -1,0 +1,109 @@
+"""CudaRunner: a model on one GPU; prefill steps launched kernel by kernel, their tokens sampled on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from common.core import Batch, Context, Req, set_global_ctx
+from common.engine.cuda.attention import CudaAttention
+from common.engine.cuda.inputs import PrefillInputs
+from common.engine.cuda.page_table import CudaPageTable
+from common.engine.cuda.results import ResultRing
+from common.engine.cuda.sampling import DeviceSampler, level_of
+from common.engine.cuda.sampling_state import SamplingState
+from common.engine.cuda.staging import Staging
+from common.engine.kv_pool import KVPool
+from common.engine.load import LoadedModel
+from common.engine.peer_store import PeerStore
+from common.engine.runner import Pending
+from common.engine.sampler import Sampled
+
+
+class CudaRunner:
+    """A Runner (common/engine/runner.py) for prefill. Owns the process's Context. Everything runs on the stream that is current
+    in the engine's thread."""
+
+    lookahead = 1
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        page_table: CudaPageTable,
+        pool: KVPool,
+        attention: CudaAttention,
+        sampling: SamplingState,
+        sampler: DeviceSampler,
+        max_tokens: int,
+    ) -> None:
+        """sampling: its last max_reqs slots before the dummy's are this runner's. max_tokens: of one step."""
+        self.compatibility = loaded.compatibility
+        self.eos_token_ids = loaded.eos_token_ids
+        self.device = page_table.tensor.device
+        self.page_table = page_table
+        self.pool = pool
+        self.attention = attention
+        self.sampling = sampling
+        self.sampler = sampler
+        self._model = loaded.model
+        self._inputs = PrefillInputs(page_table, pool, max_tokens=max_tokens, max_reqs=page_table.rows, device=self.device)
+        self._slots = Staging(sampler.max_rows, dtype=torch.int32, device=self.device)
+        self._results = ResultRing(sampler)
+        self._ctx = Context(page_size=page_table.page_size)
+        self._ctx.page_table = page_table.tensor
+        self._ctx.kv_cache = pool
+        self._ctx.attn_backend = attention
+        set_global_ctx(self._ctx)
+
+    def run(self, batch: Batch) -> list[list[Sampled]]:
+        return self.launch(batch).result()
+
+    def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
+        with torch.inference_mode():
+            self.attention.prefill.plan(self._inputs.upload(batch, stores or {}))
+            return self._first_tokens(batch.reqs, self.forward(batch))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The layers alone: [rows, vocab_size] logits. The batch's fields are filled."""
+        with self._ctx.forward_batch(batch):
+            return self._model.forward()
+
+    def _first_tokens(self, reqs: Sequence[Req], logits: torch.Tensor) -> Pending:
+        """logits: one row per request with is_last_chunk, in order; each gives n tokens."""
+        last = [req for req in reqs if req.is_last_chunk]
+        rows = [(row, req, req.completion + i) for row, req in enumerate(last) for i in range(req.n)]
+        counts = [req.n if req.is_last_chunk else 0 for req in reqs]
+        parts = []
+        for start in range(0, len(rows), self.sampler.max_rows):
+            parts.append(self._sample(rows[start : start + self.sampler.max_rows], logits))
+        return FirstTokens(parts, counts, torch.cuda.current_stream())
+
+    def _sample(self, rows: list[tuple[int, Req, int]], logits: torch.Tensor) -> Pending:
+        first = self.sampling.dummy_slot - self.sampler.max_rows
+        for i, (_, req, completion) in enumerate(rows):
+            self.sampling.load(first + i, req, completion)
+        self.sampling.flush()
+        packed = np.array([[first + i for i in range(len(rows))], [row for row, _, _ in rows]], dtype=np.int32)
+        slots, picked = self._slots.upload(packed.ravel()).view(2, -1).unbind()
+        level = level_of([req for _, req, _ in rows])
+        self.sampler.sample(logits.index_select(0, picked), slots, level)
+        return self._results.fetch([req for _, req, _ in rows], level)
+
+
+class FirstTokens:
+    """A Pending whose rows go back to their requests."""
+
+    def __init__(self, parts: Sequence[Pending], counts: Sequence[int], stream: torch.cuda.Stream) -> None:
+        """counts: tokens of each request of the step; the parts have them end to end."""
+        self._parts = parts
+        self._counts = counts
+        self._done = torch.cuda.Event()
+        self._done.record(stream)
+
+    def result(self) -> list[list[Sampled]]:
+        self._done.synchronize()  # Also without a token: what the step stored is complete, here and in peers' pools.
+        tokens = iter([one for part in self._parts for (one,) in part.result()])
+        return [[next(tokens) for _ in range(count)] for count in self._counts]

@@ -1,0 +1,179 @@
+"""GraphRunner: decode steps as captured CUDA graphs, launched before the last step's tokens are read.
+
+A step is two graphs of its padded size, launched back to back; what they need lives on the device (device_rows.py):
+
+    layers                                              sampling (one per level)          then
+    gather rows -> embedding -> layers -> logits   |    sample -> advance rows       |    tokens to the host, an event
+
+Requests are padded to a captured size with a dummy request, whose row stays at length 1 and whose page is nobody's.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from common.core import Batch, Req, SamplingParams
+from common.engine.cuda import kernels
+from common.engine.cuda.attention import CudaMetadata
+from common.engine.cuda.page_table import CudaPageTable
+from common.engine.cuda.results import ResultRing
+from common.engine.cuda.runner import CudaRunner
+from common.engine.cuda.sampling import Level, level_of
+from common.engine.cuda.staging import Staging
+from common.engine.peer_store import PeerStore
+from common.engine.runner import Pending
+from common.engine.sampler import Sampled
+from decode_worker.device_rows import DeviceRows
+
+Launch = Callable[[], None]
+
+
+class GraphRunner:
+    """A Runner (common/engine/runner.py). Prefill steps go to the CudaRunner underneath, uncaptured."""
+
+    lookahead = 1
+
+    def __init__(self, runner: CudaRunner, *, sizes: Sequence[int], capture: bool, progress: Callable[[str], None]) -> None:
+        """sizes: batch sizes to prepare, the largest at least the most requests of a step. capture: False runs the same step
+        launch by launch, for kernels that cannot be captured and to compare with."""
+        self._runner = runner
+        self.compatibility = runner.compatibility
+        self.eos_token_ids = runner.eos_token_ids
+        self.page_table: CudaPageTable = runner.page_table
+        self.pool = runner.pool
+        self._sizes = sorted(sizes)
+        self._rows = DeviceRows(self.page_table.rows, sampling=runner.sampling, device=runner.device)
+        self._dummy = _dummy_req(self.page_table.dummy_row)
+        self._buffers = _Buffers(self._sizes[-1], self.page_table)
+        self._slots = Staging(self._sizes[-1], dtype=torch.int32, device=runner.device)
+        self._batch_rows: list[int] = []
+        self._layers: dict[int, Launch] = {}
+        self._sampling: dict[tuple[int, Level], Launch] = {}
+        self._results = ResultRing(runner.sampler)
+        self._prepare(capture, progress)
+
+    def run(self, batch: Batch) -> list[list[Sampled]]:
+        return self.launch(batch).result()
+
+    def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
+        if batch.is_prefill:
+            return self._runner.launch(batch, stores)
+        with torch.inference_mode():
+            self.pad_batch(batch)
+            self._rows.admit(batch.reqs)
+            self._upload_rows(batch.padded_reqs)
+            self.page_table.flush()
+            self._plan(batch.padded_reqs)
+            size, level = batch.padded_size, level_of(batch.reqs)
+            self._layers[size]()
+            self._sampling[size, level]()
+            return self._results.fetch(batch.reqs, level)
+
+    def pad_batch(self, batch: Batch) -> None:
+        """Fills padded_reqs up to the next prepared size."""
+        size = self._sizes[bisect.bisect_left(self._sizes, batch.size)]
+        batch.padded_reqs = batch.reqs + [self._dummy] * (size - batch.size)
+
+    def _upload_rows(self, reqs: Sequence[Req]) -> None:
+        rows = [req.table_idx for req in reqs]
+        if rows != self._batch_rows:
+            self._batch_rows = rows
+            self._buffers.rows[: len(rows)].copy_(self._slots.upload(np.array(rows, dtype=np.int32)))
+
+    def _plan(self, reqs: Sequence[Req]) -> None:
+        decode = self._runner.attention.decode
+        if decode.needs_plan:
+            table = self.page_table
+            lengths = [req.device_len for req in reqs]
+            decode.plan(lengths, [table.pages[r.table_idx, : -(-r.device_len // table.page_size)] for r in reqs])
+
+    # Once, at the start.
+
+    def _prepare(self, capture: bool, progress: Callable[[str], None]) -> None:
+        """Largest first, so that the smaller graphs find their memory in the pool that all share."""
+        self._buffers.rows.fill_(self.page_table.dummy_row)
+        pool = torch.cuda.graph_pool_handle() if capture else None
+        for done, size in enumerate(reversed(self._sizes), start=1):
+            with torch.inference_mode():
+                self._plan([self._dummy] * size)
+                logits: list[torch.Tensor] = []
+                self._layers[size] = _prepared(lambda size=size, logits=logits: self._forward(size, logits), pool)
+                for level in Level:
+                    self._sampling[size, level] = _prepared(
+                        lambda size=size, level=level, logits=logits: self._sample(size, level, logits[-1]), pool
+                    )
+            progress(f"prepared {done} of {len(self._sizes)} decode batch sizes")
+
+    def _forward(self, size: int, logits: list[torch.Tensor]) -> None:
+        batch, buffers = Batch([self._dummy] * size, "decode"), self._buffers
+        batch.padded_reqs = batch.reqs
+        kernels.gather_step(
+            buffers.rows[:size],
+            token=self._rows.token,
+            device_len=self._rows.device_len,
+            page_table=self.page_table.tensor,
+            input_ids=buffers.input_ids[:size],
+            positions=buffers.positions[:size],
+            seq_lens=buffers.seq_lens[:size],
+            out_loc=buffers.out_loc[:size],
+            block_tables=buffers.block_tables[:size],
+            page_size=self.page_table.page_size,
+        )
+        batch.input_ids, batch.positions = buffers.input_ids[:size], buffers.positions[:size]
+        batch.out_loc = buffers.out_loc[:size]
+        batch.attn_metadata = CudaMetadata(None, block_tables=buffers.block_tables[:size], seq_lens=buffers.seq_lens[:size])
+        logits[:] = [self._runner.forward(batch)]
+
+    def _sample(self, size: int, level: Level, logits: torch.Tensor) -> None:
+        rows, sampler = self._buffers.rows[:size], self._runner.sampler
+        sampler.sample(logits, rows, level)
+        kernels.advance(
+            rows,
+            sampler.tokens[:size],
+            token=self._rows.token,
+            device_len=self._rows.device_len,
+            dummy_slot=self.page_table.dummy_row,
+        )
+        sampler.advance(rows, level)
+
+
+class _Buffers:
+    """A step's inputs in batch order, at fixed addresses."""
+
+    def __init__(self, size: int, table: CudaPageTable) -> None:
+        device = table.tensor.device
+
+        def ints() -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=device)
+
+        self.rows, self.input_ids, self.positions, self.seq_lens, self.out_loc = ints(), ints(), ints(), ints(), ints()
+        self.block_tables = torch.zeros(size, table.pages.shape[1], dtype=torch.int32, device=device)
+
+
+def _prepared(body: Launch, pool: object | None) -> Launch:
+    """Runs body once, which compiles and allocates what it needs; then it as one launch, or body itself without a pool."""
+    body()
+    torch.cuda.synchronize()
+    if pool is None:
+        return body
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+        body()
+    return graph.replay
+
+
+def _dummy_req(row: int) -> Req:
+    """One token, nothing more to come."""
+    return Req(
+        input_ids=torch.zeros(1, dtype=torch.int32),
+        table_idx=row,
+        cached_len=0,
+        output_len=0,
+        uid=-1,
+        sampling_params=SamplingParams(),
+        cache_handle=None,
+    )
