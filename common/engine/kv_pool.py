@@ -30,10 +30,12 @@ class KVPool:
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
         storage: memoryview | None = None,
+        spare_pages: int = 0,
     ) -> None:
-        """storage: writable bytes to live in, at least num_pages * page_bytes; None: own memory, zero and not touched before use.
+        """spare_pages: beyond num_pages, for padding; nobody's, and not on the CPU.
+        storage: writable bytes to live in, at least num_pages * page_bytes; None: own memory, zero and not touched before use.
         Raises ValueError if storage is too small, or given for a device other than the CPU."""
-        shape = (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim)
+        shape = (num_pages + spare_pages, num_layers, 2, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
         self.page_bytes = page_bytes(
@@ -49,7 +51,7 @@ class KVPool:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         self._token_rows = self.tensor.view(-1, num_kv_heads * head_dim)
         """[every page's, layer's, K's and V's tokens, num_kv_heads * head_dim]"""
-        self.blocks = self.tensor.view(num_pages * num_layers * 2, page_size * num_kv_heads * head_dim)
+        self.blocks = self.tensor.view(-1, page_size * num_kv_heads * head_dim)
         """Row (page * num_layers + layer) * 2 + (0 for K, 1 for V): one layer's K or V of one page."""
         kv_blocks = torch.arange(num_layers * 2, device=device).view(num_layers, 2, 1)
         self._block_of_layer = kv_blocks

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from common.engine.cuda.attention_reference import TorchDecode, TorchPrefill
 from common.engine.cuda.spans import PagedSpans
 from common.errors import StartError
+from common.worker_config import DecodeAttention, PrefillAttention
 
-DecodeChoice = Literal["auto", "xqa", "flashinfer"]
 WORKSPACE_BYTES = 256 << 20
 XQA_CAPABILITIES = (9, 10, 12)
 XQA_PAGE_SIZES = (16, 32, 64, 128)
@@ -76,15 +77,16 @@ class DecodeKernel(Protocol):
 
     needs_plan: bool
     """False: plan does nothing, and a captured run serves any lengths."""
+    can_capture: bool
+    """Whether run may be captured in a graph and replayed after another plan."""
 
 
 class FlashInferPrefill:
     """FlashInfer's paged prefill: Ye et al., "FlashInfer", arXiv:2501.01005; FA3: Shah et al., arXiv:2407.08608."""
 
-    def __init__(self, geometry: Geometry, workspace: torch.Tensor) -> None:
+    def __init__(self, geometry: Geometry, workspace: torch.Tensor, *, backend: Literal["fa3", "fa2"]) -> None:
         self._geometry = geometry
-        self._backend = "fa3" if torch.cuda.get_device_capability(geometry.device)[0] == 9 else "fa2"
-        self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=self._backend)
+        self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
 
     def plan(self, spans: PagedSpans) -> None:
         geometry = self._geometry
@@ -110,6 +112,7 @@ class XqaDecode:
     """TensorRT-LLM's XQA kernel as FlashInfer ships it."""
 
     needs_plan = False
+    can_capture = True
 
     def __init__(self, geometry: Geometry, workspace: torch.Tensor) -> None:
         """workspace: uint8, zero at first use: its semaphores count from there."""
@@ -145,6 +148,7 @@ class FlashInferDecode:
     """FlashInfer's decode wrapper with tensor cores, for geometries that XQA does not serve. One wrapper per captured size."""
 
     needs_plan = True
+    can_capture = True
 
     def __init__(self, geometry: Geometry, workspace: torch.Tensor, *, max_pages: int) -> None:
         """max_pages: of all requests of a step together."""
@@ -193,8 +197,10 @@ class FlashInferDecode:
         return self._wrappers[size]
 
 
-def choose_decode(choice: DecodeChoice, geometry: Geometry, *, max_pages: int) -> DecodeKernel:
+def choose_decode(choice: DecodeAttention, geometry: Geometry, *, max_pages: int) -> DecodeKernel:
     """Raises StartError if what is asked for does not serve this geometry. max_pages: of all requests of a step together."""
+    if choice == "torch" or geometry.dtype == torch.float32:
+        return TorchDecode()
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device)
     obstacle = _xqa_obstacle(geometry)
     if choice == "xqa" and obstacle:
@@ -204,8 +210,12 @@ def choose_decode(choice: DecodeChoice, geometry: Geometry, *, max_pages: int) -
     return XqaDecode(geometry, workspace)
 
 
-def choose_prefill(geometry: Geometry) -> PrefillKernel:
-    return FlashInferPrefill(geometry, torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device))
+def choose_prefill(choice: PrefillAttention, geometry: Geometry) -> PrefillKernel:
+    if choice == "torch" or geometry.dtype == torch.float32:
+        return TorchPrefill()
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device)
+    is_hopper = torch.cuda.get_device_capability(geometry.device)[0] == 9
+    return FlashInferPrefill(geometry, workspace, backend="fa3" if is_hopper else "fa2")
 
 
 def _xqa_obstacle(geometry: Geometry) -> str:

@@ -33,6 +33,7 @@ class TorchDecode:
     """A DecodeKernel that gathers each request's pages. It cannot be captured: its shapes are the lengths'."""
 
     needs_plan = True
+    can_capture = False
 
     def __init__(self) -> None:
         self._lengths: Sequence[int] = ()

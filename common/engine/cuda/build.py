@@ -1,0 +1,75 @@
+"""From a loaded model to a CudaRunner: what is allocated on the card, in which order.
+
+1. weights (done), attention workspaces, sampling state      2. the KV pool: what --memory-fraction leaves (common/engine/memory.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from common.engine.config import EngineConfig
+from common.engine.cuda.attention import CudaAttention
+from common.engine.cuda.attention_kernels import Geometry, choose_decode, choose_prefill
+from common.engine.cuda.page_table import CudaPageTable
+from common.engine.cuda.runner import CudaRunner
+from common.engine.cuda.sampling import DeviceSampler
+from common.engine.cuda.sampling_state import SamplingState
+from common.engine.kv_pool import KVPool
+from common.engine.load import LoadedModel
+from common.engine.memory import size_pool
+
+GIB = 1 << 30
+GRAPHS_BYTES = 2 * GIB
+"""For captured graphs and cuBLAS's workspaces: 35 batch sizes of an 8B model took 1.1 GiB."""
+
+
+def build_cuda_runner(loaded: LoadedModel, config: EngineConfig, progress: Callable[[str], None]) -> CudaRunner:
+    """Makes a stream of its own the calling thread's current one: call it in the thread that will run the model."""
+    device = torch.device(config.device)
+    torch.cuda.set_device(device)
+    torch.cuda.set_stream(torch.cuda.Stream(device))
+    shape = loaded.shape
+    geometry = Geometry(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        page_size=config.page_size,
+        dtype=loaded.dtype,
+        device=device,
+    )
+    max_pages = config.table_rows * -(-loaded.compatibility.max_context // config.page_size)
+    prefill = choose_prefill(config.prefill_attention, geometry)
+    decode = choose_decode(config.decode_attention, geometry, max_pages=max_pages)
+    # Slots: one per page table row for decoding, as many again for prompts' first tokens, one for padding.
+    sampling = SamplingState(2 * config.table_rows, shape.vocab_size, loaded.eos_token_ids, device)
+    sampler = DeviceSampler(sampling, config.table_rows)
+    pool = _pool(loaded, config, progress)
+    table = CudaPageTable(
+        config.table_rows,
+        loaded.compatibility.max_context,
+        page_size=config.page_size,
+        dummy_page=pool.num_pages,
+        device=device,
+    )
+    return CudaRunner(
+        loaded,
+        page_table=table,
+        pool=pool,
+        attention=CudaAttention(pool, prefill=prefill, decode=decode),
+        sampling=sampling,
+        sampler=sampler,
+        max_tokens=config.chunk_tokens,
+    )
+
+
+def _pool(loaded: LoadedModel, config: EngineConfig, progress: Callable[[str], None]) -> KVPool:
+    each = loaded.page_bytes(config.page_size)
+    activations = config.chunk_tokens * 2 * (4 * loaded.shape.hidden_size + 3 * loaded.shape.intermediate_size)
+    pages = size_pool(config, page_bytes=each, reserved_bytes=GRAPHS_BYTES + activations + each)
+    progress(f"KV pool: {pages} pages of {config.page_size} tokens, {pages * each / GIB:.1f} GiB")
+    # One page more, which padding writes to.
+    return KVPool(
+        pages, page_size=config.page_size, dtype=loaded.dtype, device=config.device, spare_pages=1, **loaded.kv_geometry
+    )
