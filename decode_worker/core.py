@@ -8,6 +8,7 @@ A request's life here (decode_worker/states.py; a ticket stands for all n comple
                session closed, sender gone, checksum wrong. Then pages that a copy may still write to are quarantined.
 3. Committed   All KV is here. Whole prompt pages are in the prefix cache, locked per completion. Waits for a place in the batch.
 4. Running     One token a step. Out of pages, the youngest is retracted to its router; the oldest only skips steps.
+   Leaving     It has ended, but a step in the air still has it.
 5. Done        Its whole pages are prefix cache, the rest is free.
 
 A captured graph is a Runner like any other, and a worker that prefills prompts itself would fill a ticket's pages by its own
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, assert_never
 
+from common.engine.flights import Flights
 from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
@@ -70,7 +72,8 @@ class DecodeCore:
         self._emit = emit
         self._clock = clock
         self._tickets = Tickets(runner, self._pool, total_pages=pool_pages, lease=lease, emit=emit, new_name=new_ticket)
-        self._decoding = Decoding(runner, self._pool, max_running=max_running, emit=emit)
+        self._flights = Flights(lookahead=runner.lookahead)
+        self._decoding = Decoding(runner, self._pool, flights=self._flights, max_running=max_running, emit=emit)
         self._sessions: set[int] = set()
         self._draining = False
         self._drain_call: int | None = None
@@ -92,10 +95,10 @@ class DecodeCore:
         self._settle()
 
     def has_work(self) -> bool:
-        return len(self._decoding) > 0 and not self._decoding.is_stuck
+        return len(self._flights) > 0 or (len(self._decoding) > 0 and not self._decoding.is_stuck)
 
     def step(self) -> None:
-        self._decoding.step()
+        self._flights.land_due(launched=self._decoding.launch())
         self._settle()
         self._report()
 
@@ -179,20 +182,23 @@ class DecodeCore:
         """After anything that may have freed pages or ended the last request."""
         if not self._decoding.is_starved:
             self._tickets.grant(self._clock())
-        is_busy = len(self._tickets) + len(self._decoding) > 0
-        if self._was_busy and not is_busy:
+        if self._was_busy and not self._is_busy:
             self._check()
-        self._was_busy = is_busy
-        if self._drain_call is not None and not is_busy:
+        self._was_busy = self._is_busy
+        if self._drain_call is not None and not self._is_busy:
             self._emit(Reply(self._drain_call))
             self._drain_call = None
+
+    @property
+    def _is_busy(self) -> bool:
+        return len(self._tickets) + len(self._decoding) + len(self._flights) > 0
 
     def _check(self) -> PageCounts:
         """Raises AssertionError, which ends the engine, if a page was lost or has two owners."""
         self._pool.check()
         counts = self._pool.counts()
         assert counts.quarantined == self._tickets.num_quarantined, f"{counts}, {self._tickets.num_quarantined} in quarantine"
-        if len(self._tickets) + len(self._decoding) == 0:
+        if not self._is_busy:
             self._pool.check_idle()
         return counts
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from common.core import Req
 from common.engine.handle import Emit
+from common.engine.peer_store import PeerStore
 from common.errors import Unavailable
 from common.handoff.base import page_checksum
 from common.handoff.shm_sender import ShmSender
@@ -34,6 +36,11 @@ class Outlets:
     def close_all(self) -> None:
         for pair_id in list(self._mapped):
             self.close(pair_id)
+
+    def peer_stores(self, jobs: Sequence[Job]) -> dict[Req, PeerStore]:
+        """Where the kernels that compute these jobs store their KV as well. Nowhere by shm and grpc, which send pages that have
+        landed."""
+        return {}
 
     def put(self, job: Job, pages: list[Page]) -> None:
         """Sends complete pages on. Raises Unavailable when the lease is over or the pool is not mapped (any more)."""

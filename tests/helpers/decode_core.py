@@ -82,6 +82,7 @@ class Harness:
     page_size: int = 4
     max_running: int = 8
     max_context: int = 128
+    lookahead: int | None = None
     runner: FakeRunner = field(init=False)
     core: DecodeCore = field(init=False)
 
@@ -92,7 +93,11 @@ class Harness:
         self._calls = 0
         self._names = 0
         self.runner = FakeRunner(
-            num_pages=self.pages, page_size=self.page_size, rows=self.max_running, max_context=self.max_context
+            num_pages=self.pages,
+            page_size=self.page_size,
+            rows=self.max_running,
+            max_context=self.max_context,
+            lookahead=self.lookahead,
         )
         self.core = DecodeCore(
             self.runner,
@@ -149,6 +154,11 @@ class Harness:
         assert self.core.has_work()
         self.core.step()
 
+    def step_and_land(self) -> None:
+        """Steps until what the first of them launched has landed."""
+        for _ in range(1 + self.runner.lookahead):
+            self.step()
+
     def run(self, steps: int = 1000) -> None:
         """Steps while there is work."""
         for _ in range(steps):
@@ -172,4 +182,5 @@ class Harness:
     def assert_idle(self) -> None:
         counts = self.counts()
         assert (counts.held, counts.quarantined) == (0, 0), counts
+        assert self.runner.page_table.num_free == self.runner.page_table.rows
         assert not self.core.has_work()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from common.core import Req
+from common.core import Req, SamplingParams
 from common.engine.handle import Reply
 from common.errors import PdserveError
 from common.handoff.base import TRANSPORTS
@@ -25,11 +25,14 @@ PAIRS = ("pair-0", "pair-1")
 class DecodeMachine(RuleBasedStateMachine):
     """Model: which keys have ended for their router, and which granted tickets are not yet committed, ended or drained."""
 
+    lookahead = 0
     calls = Bundle("calls")
 
     @initialize(pages=st.integers(6, 24), page_size=st.sampled_from([1, 2, 4]), max_running=st.integers(1, 4))
     def start(self, pages: int, page_size: int, max_running: int) -> None:
-        self.harness = Harness(pages=pages, page_size=page_size, max_running=max_running, max_context=64)
+        self.harness = Harness(
+            pages=pages, page_size=page_size, max_running=max_running, max_context=64, lookahead=self.lookahead
+        )
         self.harness.do(commands.SessionOpened(EPOCHS[1]))
         self.open = set(EPOCHS)
         self.gone: set[str] = set()
@@ -50,11 +53,23 @@ class DecodeMachine(RuleBasedStateMachine):
         pair=st.sampled_from(PAIRS),
         priority=st.integers(0, 1),
         verify=st.booleans(),
+        stop_after=st.integers(1, 8),
     )
     def reserve(
-        self, prompt: list[int], output_len: int, n: int, transport: Any, epoch: int, pair: str, priority: int, verify: bool
+        self,
+        prompt: list[int],
+        output_len: int,
+        n: int,
+        transport: Any,
+        epoch: int,
+        pair: str,
+        priority: int,
+        verify: bool,
+        stop_after: int,
     ) -> int:
-        req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, priority=priority)
+        stops = tuple(continuation(prompt, stop_after)[1:][-1:])  # No stop token comes first: that would be the sender's to see.
+        sampling = SamplingParams(max_tokens=output_len, seed=1, stop_token_ids=stops)
+        req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, priority=priority, sampling=sampling)
         self.next_uid += n
         if pair in self.gone and transport == "shm":
             return -1  # The event loop refuses it (decode_worker/pairs.py).
@@ -146,7 +161,9 @@ class DecodeMachine(RuleBasedStateMachine):
         if token.finish is not None:
             self.silent.add(token.key)
             (req,) = [req for req in self.reqs.values() if req.uid <= token.key.uid < req.uid + req.n]
-            assert tokens == continuation(req.input_ids.tolist(), req.output_len, token.key.uid - req.uid)
+            whole = continuation(req.input_ids.tolist(), req.output_len, token.key.uid - req.uid)
+            stops = [i for i, token_id in enumerate(whole) if i and token_id in req.sampling_params.stop_token_ids]
+            assert tokens == whole[: stops[0] + 1 if stops else None]
 
     def teardown(self) -> None:
         """However it went: once everybody has let go, every page is free or cached."""
@@ -159,6 +176,7 @@ class DecodeMachine(RuleBasedStateMachine):
         for event in self.harness.events:
             if isinstance(event, events.TicketClosed):
                 self.harness.do(commands.Drained(event.ticket))
+        self.harness.run()  # What is in the air lands.
         self.harness.assert_idle()
 
     def granted(self, call_id: int) -> commands.Granted | None:
@@ -187,7 +205,14 @@ def _keys_of(event: Any) -> list[WorkKey]:
             raise AssertionError(event)
 
 
-DecodeMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+class DecodeMachineAhead(DecodeMachine):
+    """Over a runner that launches a step before the last one's tokens are read."""
+
+    lookahead = 1
+
+
+SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+DecodeMachine.TestCase.settings = SETTINGS
+DecodeMachineAhead.TestCase.settings = SETTINGS
 TestAnyOrder = pytest.mark.timeout(120)(DecodeMachine.TestCase)
+TestAnyOrderAhead = pytest.mark.timeout(120)(DecodeMachineAhead.TestCase)
