@@ -25,7 +25,7 @@ class WorkerConfig:
     listen: Address = option(Address("127.0.0.1", 0), "where to serve; port 0 takes a free one")
     advertise: Address | None = option(None, "address that routers and peers reach this worker at, if not --listen's")
     device: str = option("cpu", "where to compute", choices=("cpu",))
-    dtype: str = option("float32", "of weights, activations and KV", choices=("float32", "bfloat16"))
+    dtype: str = option("float32", "of weights, activations and KV", choices=("float32", "bfloat16", "float16"))
     page_size: int = option(16, "tokens per KV page; the same on every worker")
     pool_pages: int | None = option(None, "pages in the KV pool; default: what --pool-memory-mb holds")
     pool_memory_mb: int = option(1024, "MiB for the KV pool, if --pool-pages is not given")

@@ -14,11 +14,12 @@ from common.engine import kv_pool
 from common.engine.attention import TorchAttention
 from common.engine.kv_pool import KVPool
 from common.engine.layers import can_pack
-from common.engine.model_config import LlamaConfig
-from common.engine.models.llama import Llama
+from common.engine.model_config import ModelConfig
+from common.engine.models.registry import Model, build_model
+from common.engine.ops import ops_for
 from common.engine.page_table import PageTable
 from common.engine.sampler import Sampled, Sampler, SampleRow
-from common.engine.weights import DummyWeights, Progress, SafetensorsWeights, WeightSource
+from common.engine.weights import open_weights
 from common.errors import StartError
 from common.fingerprint import fingerprint
 from common.model_dir import ModelDir
@@ -26,7 +27,7 @@ from common.work import Compatibility
 
 __all__ = ["EngineConfig", "ModelRunner", "Runner", "Sampled", "page_bytes"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Model,
         *,
         compatibility: Compatibility,
         eos_token_ids: frozenset[int],
@@ -109,13 +110,11 @@ class ModelRunner:
             torch.set_num_threads(config.threads)
         is_dummy = config.load_format == "dummy"
         folder = ModelDir.open(config.model, need_weights=not is_dummy, need_tokenizer=not is_dummy)
-        shape, dtype, device = LlamaConfig.of(folder), _dtype(config.dtype), config.device
+        shape, dtype, device = ModelConfig.of(folder), _dtype(config.dtype), config.device
         max_context = _effective_context(config, shape, progress)
-        weights: WeightSource = DummyWeights(dtype=dtype, device=device)
-        if not is_dummy:
-            weights = SafetensorsWeights(folder, dtype=dtype, device=device)
-        with torch.inference_mode():
-            model = Llama(shape, weights, max_context=max_context, dtype=dtype, device=device, progress=Progress(progress))
+        weights = open_weights(folder, progress, load_format=config.load_format, dtype=dtype, device=device)
+        model = build_model(shape, weights, ops_for(device), max_context=max_context)
+        weights.finish()
         if device == "cpu" and not can_pack(dtype, torch.device(device)):
             progress(f"no oneDNN products in {config.dtype} on this machine: the slower ones of plain torch are used")
         geometry = _kv_geometry(shape)
@@ -166,7 +165,7 @@ class ModelRunner:
 
 def page_bytes(model: Path, *, page_size: int, dtype: str) -> int:
     """Bytes of one KV page of this model, for sizing a pool before it is made. Raises StartError."""
-    shape = LlamaConfig.of(ModelDir.open(model, need_weights=False, need_tokenizer=False))
+    shape = ModelConfig.of(ModelDir.open(model, need_weights=False, need_tokenizer=False))
     return kv_pool.page_bytes(page_size=page_size, dtype=_dtype(dtype), **_kv_geometry(shape))
 
 
@@ -176,11 +175,11 @@ class _KvGeometry(TypedDict):
     head_dim: int
 
 
-def _kv_geometry(shape: LlamaConfig) -> _KvGeometry:
+def _kv_geometry(shape: ModelConfig) -> _KvGeometry:
     return {"num_layers": shape.num_layers, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
 
 
-def _effective_context(config: EngineConfig, shape: LlamaConfig, progress: Callable[[str], None]) -> int:
+def _effective_context(config: EngineConfig, shape: ModelConfig, progress: Callable[[str], None]) -> int:
     """The lesser of what is asked for and what the model was made for; says so if it was cut, or if the pool is smaller still.
 
     The pool does not cut it: pools may differ between workers that work together, their context may not. The router knows both.
