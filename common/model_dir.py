@@ -14,12 +14,13 @@ from common.errors import StartError
 from common.json_files import read_object, read_object_if_there
 from common.tokenizer_files import TokenizerFiles
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+"""What the engine computes (common/engine/models/registry.py)."""
 
 
 @dataclass(frozen=True)
 class ModelDir:
-    """config: the whole config.json.
+    """config: the whole config.json. architecture: the first of ARCHITECTURES that it names.
     vocab_size: rows of the embedding; every token id is below it (the tokenizer may know fewer).
     max_context: prompt and output together, in tokens.
     eos_token_ids: ascending, without doubles; may be empty.
@@ -30,6 +31,7 @@ class ModelDir:
     path: Path
     name: str
     config: dict[str, Any]
+    architecture: str
     vocab_size: int
     max_context: int
     eos_token_ids: tuple[int, ...]
@@ -44,7 +46,7 @@ class ModelDir:
         folder = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would trade a symlink's name for its target's
         _check_folder(folder)
         config = read_object(folder / "config.json")
-        _check_supported(config, folder)
+        architecture = _architecture(config, folder)
         if need_tokenizer and not (folder / "tokenizer.json").exists():
             raise StartError(f"model folder {folder} has no tokenizer.json")
         tokenizer = TokenizerFiles.read(folder)
@@ -53,6 +55,7 @@ class ModelDir:
             path=folder,
             name=folder.name,
             config=config,
+            architecture=architecture,
             vocab_size=vocab_size,
             max_context=_positive(config, "max_position_embeddings", folder),
             eos_token_ids=_eos_token_ids(config, tokenizer, vocab_size, folder),
@@ -87,12 +90,14 @@ def _check_folder(folder: Path) -> None:
         raise StartError(f"model folder {folder} is empty")
 
 
-def _check_supported(config: dict[str, Any], folder: Path) -> None:
+def _architecture(config: dict[str, Any], folder: Path) -> str:
     named = config.get("architectures")
-    if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
+    known = [name for name in named if name in ARCHITECTURES] if isinstance(named, list) else []
+    if not known:
         raise StartError(f"{folder / 'config.json'}: architecture must be {' or '.join(ARCHITECTURES)}, got {named!r}")
     if config.get("quantization_config") is not None:
         raise StartError(f"{folder / 'config.json'}: quantized weights are not supported (quantization_config is set)")
+    return str(known[0])
 
 
 def _positive(config: dict[str, Any], name: str, folder: Path) -> int:

@@ -20,4 +20,5 @@ def build_runner(config: EngineConfig, *, pool_storage: memoryview | None, progr
     from decode_worker.graph_runner import GraphRunner
 
     runner = build_cuda_runner(loaded, config, progress)
-    return GraphRunner(runner, sizes=config.graph_sizes, progress=progress)
+    capture = len(config.graph_sizes) > 0 and runner.attention.decode.can_capture
+    return GraphRunner(runner, sizes=config.graph_sizes, capture=capture, progress=progress)

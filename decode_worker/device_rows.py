@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from common.engine.cuda.sampling_state import SamplingState
 
 from common.core import Req
-from common.engine.cuda.sampling_state import SamplingState
 from common.engine.cuda.staging import Staging
 
 

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from common.engine.cuda.sampling import DeviceSampler, Level, level_of
+from common.engine.cuda.sampling_state import SamplingState
 
 from common.core import Batch, Req, SamplingParams
 from common.engine.cuda import kernels
@@ -22,7 +26,6 @@ from common.engine.cuda.attention import CudaMetadata
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.results import ResultRing
 from common.engine.cuda.runner import CudaRunner
-from common.engine.cuda.sampling import Level, level_of
 from common.engine.cuda.staging import Staging
 from common.engine.peer_store import PeerStore
 from common.engine.runner import Pending
@@ -38,22 +41,26 @@ class GraphRunner:
     lookahead = 1
 
     def __init__(self, runner: CudaRunner, *, sizes: Sequence[int], capture: bool, progress: Callable[[str], None]) -> None:
-        """sizes: batch sizes to prepare, the largest at least the most requests of a step. capture: False runs the same step
+        """sizes: batch sizes to prepare; the page table's rows are one of them, or will be. capture: False runs the same step
         launch by launch, for kernels that cannot be captured and to compare with."""
         self._runner = runner
         self.compatibility = runner.compatibility
         self.eos_token_ids = runner.eos_token_ids
         self.page_table: CudaPageTable = runner.page_table
         self.pool = runner.pool
-        self._sizes = sorted(sizes)
-        self._rows = DeviceRows(self.page_table.rows, sampling=runner.sampling, device=runner.device)
+        self.shape = runner.shape
+        rows = self.page_table.rows
+        self._sizes = sorted({*(size for size in sizes if size < rows), rows})
+        sampling = SamplingState(rows + 1, runner.shape.vocab_size, runner.eos_token_ids, runner.device)
+        self._sampler = DeviceSampler(sampling, rows)
+        self._rows = DeviceRows(rows, sampling=sampling, device=runner.device)
         self._dummy = _dummy_req(self.page_table.dummy_row)
-        self._buffers = _Buffers(self._sizes[-1], self.page_table)
-        self._slots = Staging(self._sizes[-1], dtype=torch.int32, device=runner.device)
+        self._buffers = _Buffers(rows, self.page_table)
+        self._staging = Staging(rows, dtype=torch.int32, device=runner.device)
         self._batch_rows: list[int] = []
         self._layers: dict[int, Launch] = {}
         self._sampling: dict[tuple[int, Level], Launch] = {}
-        self._results = ResultRing(runner.sampler)
+        self._results = ResultRing(self._sampler)
         self._prepare(capture, progress)
 
     def run(self, batch: Batch) -> list[list[Sampled]]:
@@ -68,10 +75,14 @@ class GraphRunner:
             self._upload_rows(batch.padded_reqs)
             self.page_table.flush()
             self._plan(batch.padded_reqs)
-            size, level = batch.padded_size, level_of(batch.reqs)
-            self._layers[size]()
-            self._sampling[size, level]()
+            level = level_of(batch.reqs)
+            self.replay(batch.padded_size, level)
             return self._results.fetch(batch.reqs, level)
+
+    def replay(self, size: int, level: Level) -> None:
+        """The step itself, of the rows that are on the device."""
+        self._layers[size]()
+        self._sampling[size, level]()
 
     def pad_batch(self, batch: Batch) -> None:
         """Fills padded_reqs up to the next prepared size."""
@@ -82,7 +93,7 @@ class GraphRunner:
         rows = [req.table_idx for req in reqs]
         if rows != self._batch_rows:
             self._batch_rows = rows
-            self._buffers.rows[: len(rows)].copy_(self._slots.upload(np.array(rows, dtype=np.int32)))
+            self._buffers.rows[: len(rows)].copy_(self._staging.upload(np.array(rows, dtype=np.int32)))
 
     def _plan(self, reqs: Sequence[Req]) -> None:
         decode = self._runner.attention.decode
@@ -99,14 +110,15 @@ class GraphRunner:
         pool = torch.cuda.graph_pool_handle() if capture else None
         for done, size in enumerate(reversed(self._sizes), start=1):
             with torch.inference_mode():
-                self._plan([self._dummy] * size)
-                logits: list[torch.Tensor] = []
-                self._layers[size] = _prepared(lambda size=size, logits=logits: self._forward(size, logits), pool)
-                for level in Level:
-                    self._sampling[size, level] = _prepared(
-                        lambda size=size, level=level, logits=logits: self._sample(size, level, logits[-1]), pool
-                    )
+                self._prepare_size(size, pool)
             progress(f"prepared {done} of {len(self._sizes)} decode batch sizes")
+
+    def _prepare_size(self, size: int, pool: Any) -> None:
+        self._plan([self._dummy] * size)
+        logits: list[torch.Tensor] = []
+        self._layers[size] = _prepared(partial(self._forward, size, logits), pool)
+        for level in Level:
+            self._sampling[size, level] = _prepared(partial(self._sample, size, level, logits[-1]), pool)
 
     def _forward(self, size: int, logits: list[torch.Tensor]) -> None:
         batch, buffers = Batch([self._dummy] * size, "decode"), self._buffers
@@ -129,7 +141,7 @@ class GraphRunner:
         logits[:] = [self._runner.forward(batch)]
 
     def _sample(self, size: int, level: Level, logits: torch.Tensor) -> None:
-        rows, sampler = self._buffers.rows[:size], self._runner.sampler
+        rows, sampler = self._buffers.rows[:size], self._sampler
         sampler.sample(logits, rows, level)
         kernels.advance(
             rows,
@@ -138,7 +150,7 @@ class GraphRunner:
             device_len=self._rows.device_len,
             dummy_slot=self.page_table.dummy_row,
         )
-        sampler.advance(rows, level)
+        sampler.advance(rows)
 
 
 class _Buffers:
@@ -154,7 +166,7 @@ class _Buffers:
         self.block_tables = torch.zeros(size, table.pages.shape[1], dtype=torch.int32, device=device)
 
 
-def _prepared(body: Launch, pool: object | None) -> Launch:
+def _prepared(body: Launch, pool: Any) -> Launch:
     """Runs body once, which compiles and allocates what it needs; then it as one launch, or body itself without a pool."""
     body()
     torch.cuda.synchronize()

@@ -1,6 +1,6 @@
 """Benchmarks of the GPU data plane, one table per line, beside the ceilings measured in the same run.
 
-    python -m bench.gpu [--only decode prefill] [--model llama-3-8b qwen3-0.6b] [--out bench/out/gpu.json]
+python -m bench.gpu [--only decode prefill] [--model llama-3-8b qwen3-0.6b] [--out bench/out/gpu.json]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
         engine = load(name, graph_sizes=BATCH_SIZES, max_context=8192, pool_pages=POOL_PAGES, chunk_tokens=8192)
         print(f"{name} ready in {time.perf_counter() - start:.1f} s", flush=True)
         for line in args.only:
-            rows = LINES[line](engine, measured)
+            rows: list[Row] = [*LINES[line](engine, measured)]
             show(f"{line}, {name}", rows)
             results[f"{line} {name}"] = rows
         del engine

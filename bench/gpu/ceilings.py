@@ -25,21 +25,25 @@ class Ceilings:
 
 def measure() -> Ceilings:
     """Takes about a second."""
-    source = torch.empty(COPY_BYTES // 2, dtype=torch.bfloat16, device="cuda").normal_()
-    target = torch.empty_like(source)
-    copy = median_seconds(lambda: target.copy_(source), repeat=10)
-    del source, target
+    copy = _copy_seconds()
+    torch.cuda.empty_cache()
     a, b = (torch.randn(MATRIX, MATRIX, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     product = median_seconds(lambda: torch.mm(a, b), repeat=20)
     torch.cuda.empty_cache()
     return Ceilings(2 * COPY_BYTES / copy, 2 * MATRIX**3 / product)
 
 
+def _copy_seconds() -> float:
+    source = torch.empty(COPY_BYTES // 2, dtype=torch.bfloat16, device="cuda").normal_()
+    target = torch.empty_like(source)
+    return median_seconds(lambda: target.copy_(source), repeat=10)
+
+
 def median_seconds(body: Callable[[], object], *, repeat: int, warm_up: int = 3) -> float:
     """Of one call on the current stream, by device events."""
     for _ in range(warm_up):
         body()
-    times = []
+    times: list[float] = []
     for _ in range(repeat):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()

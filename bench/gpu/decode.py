@@ -20,9 +20,7 @@ SAMPLED = SamplingParams(max_tokens=512, ignore_eos=True, temperature=0.8, top_p
 
 
 def floor_seconds(engine: Engine, batch: int, ceilings: Ceilings, *, context: int = CONTEXT) -> float:
-    weights = max(
-        engine.matrix_bytes / ceilings.bytes_per_second, 2 * batch * engine.matrix_elements / ceilings.flops_per_second
-    )
+    weights = max(engine.matrix_bytes / ceilings.bytes_per_second, 2 * batch * engine.matrix_elements / ceilings.flops_per_second)
     return weights + batch * context * engine.kv_bytes_per_token / ceilings.bytes_per_second
 
 

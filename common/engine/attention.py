@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from common.core import Batch, Context, Req
 from common.engine.chunk_attention import attend_chunk, block_mask
+from common.engine.rotary import AttentionHeads, RotaryRows
 
 GROUP_BYTES = 4 << 20
 """A group of decoding requests gathers about this much K and V of a layer at once, so that it is still in the cache when read."""
@@ -27,10 +28,12 @@ class AttentionBackend(Protocol):
     def prepare_metadata(self, batch: Batch) -> None:
         """Fills batch.attn_metadata. batch.out_loc and the requests' page table rows are in place."""
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, batch: Batch) -> torch.Tensor:
-        """Stores k and v at batch.out_loc, then attends from each token to its request's tokens up to itself.
+    def forward(self, qkv: torch.Tensor, heads: AttentionHeads, layer: int, batch: Batch) -> torch.Tensor:
+        """Norms (where heads has norms) and rotates q and k by batch.positions, stores k and v at batch.out_loc, then attends
+        from each token to its request's tokens up to itself.
 
-        q: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim]. Returns [tokens, num_heads * head_dim]."""
+        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], as the projection made it. Returns
+        [tokens, num_heads * head_dim]."""
 
 
 @dataclass
@@ -66,16 +69,19 @@ class _Chunk:
 
 @dataclass
 class TorchMetadata:
-    """token_rows: [num_layers, 2, tokens], where K and V are stored."""
+    """token_rows: [num_layers, 2, tokens], where K and V are stored. rotations: of all layers, made by the first one."""
 
     logit_rows: torch.Tensor | None
     token_rows: torch.Tensor
     groups: list[_DecodeGroup]
     chunks: list[_Chunk]
+    rotations: RotaryRows | None = None
 
 
 class TorchAttention:
-    """An AttentionBackend that gathers whole pages: chunks in blocks of queries, decoding requests in padded groups."""
+    """An AttentionBackend that gathers whole pages: chunks in blocks of queries, decoding requests in padded groups.
+
+    On any device and in any dtype: what kernels are compared with."""
 
     def __init__(self, ctx: Context, *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self._ctx = ctx
@@ -149,9 +155,12 @@ class TorchAttention:
 
     # Once per layer.
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, batch: Batch) -> torch.Tensor:
+    def forward(self, qkv: torch.Tensor, heads: AttentionHeads, layer: int, batch: Batch) -> torch.Tensor:
         metadata = batch.attn_metadata
         assert isinstance(metadata, TorchMetadata)
+        if metadata.rotations is None:
+            metadata.rotations = heads.rotary.rows(batch.positions)
+        q, k, v = heads.split(qkv, metadata.rotations)
         self._pool.store_rows(k, v, metadata.token_rows[layer])
         parts = [(group.rows, self._attend_group(q[group.rows], group, layer)) for group in metadata.groups]
         parts += [

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-
-from common.engine.model_config import RopeScaling
 
 PACK_ROWS = 8
 """The batch size that packed weights are laid out for: measured best or near it from 1 to 512 rows (bench/engine_cpu.py)."""
@@ -22,7 +19,7 @@ class Linear(Protocol):
         """[tokens, out]"""
 
     def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual + forward(x), in a new tensor. residual: [tokens, out]."""
+        """residual + forward(x). residual: [tokens, out], which may be overwritten and returned: don't use it afterwards."""
 
 
 class PlainLinear:
@@ -79,6 +76,13 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
+class Norm(Protocol):
+    """Something that scales the last dimension of x to a length of its own choice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same shape, in a new tensor."""
+
+
 class RMSNorm:
     """x / rms(x) * weight over the last dimension."""
 
@@ -89,48 +93,3 @@ class RMSNorm:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self._shape, self._weight, self._eps)
-
-
-class RotaryRows(NamedTuple):
-    """The rotations of one step's tokens. cos: [tokens, 1, head_dim], its halves equal; sin: [tokens, 1, head_dim / 2]."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [tokens, heads, head_dim]; its halves (a, b) become (a cos - b sin, b cos + a sin), in a new contiguous tensor."""
-        half = x.shape[-1] // 2
-        rotated = x * self.cos
-        rotated[..., :half].addcmul_(x[..., half:], self.sin, value=-1)
-        rotated[..., half:].addcmul_(x[..., :half], self.sin)
-        return rotated
-
-
-class RotaryEmbedding:
-    """Every position's rotation, computed once in float32 and kept in the model's dtype."""
-
-    def __init__(
-        self, head_dim: int, *, theta: float, scaling: RopeScaling | None, max_context: int, dtype: torch.dtype, device: str
-    ) -> None:
-        angles = torch.outer(torch.arange(max_context).float(), inverse_frequencies(head_dim, theta=theta, scaling=scaling))
-        cos = angles.cos()
-        self._cos = torch.cat([cos, cos], dim=-1).to(device, dtype)[:, None]
-        self._sin = angles.sin().to(device, dtype)[:, None]
-
-    def rows(self, positions: torch.Tensor) -> RotaryRows:
-        """positions: [tokens] int64, each below max_context."""
-        return RotaryRows(self._cos[positions], self._sin[positions])
-
-
-def inverse_frequencies(head_dim: int, *, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
-    """[head_dim / 2] float32: radians per position of each rotating pair."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    if scaling is None:
-        return frequencies
-    if scaling.kind == "linear":
-        return frequencies / scaling.factor
-    # llama3: pairs that turn less than low_freq_factor times within the original context are stretched, fading out upwards.
-    turns = scaling.original_max_context * frequencies / (2 * math.pi)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
-    return frequencies * keep + frequencies / scaling.factor * (1 - keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
 import torch
@@ -70,6 +71,12 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
         ),
         eos_token_ids=frozenset(folder.eos_token_ids),
     )
+
+
+def page_bytes(model: Path, *, page_size: int, dtype: str) -> int:
+    """Bytes of one KV page of this model, for sizing a pool before it is made. Raises StartError."""
+    shape = ModelConfig.of(ModelDir.open(model, need_weights=False, need_tokenizer=False))
+    return kv_pool.page_bytes(page_size=page_size, dtype=dtype_of(dtype), **kv_geometry(shape))
 
 
 def kv_geometry(shape: ModelConfig) -> KvGeometry:

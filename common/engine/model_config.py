@@ -1,4 +1,4 @@
-"""LlamaConfig: a Llama's shape, read from a model folder's config.json and checked."""
+"""ModelConfig: a model's shape, read from a model folder's config.json and checked."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig:
-    """num_heads: query heads; num_kv_heads divides it. head_dim need not be hidden_size / num_heads. max_context in tokens."""
+class ModelConfig:
+    """num_heads: query heads; num_kv_heads divides it. head_dim need not be hidden_size / num_heads. max_context in tokens.
+    qk_norm: every query and key head has an RMSNorm before it is rotated (Qwen3).
+    """
 
+    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -39,40 +42,39 @@ class LlamaConfig:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
+    qk_norm: bool
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
     max_context: int
 
     @classmethod
-    def of(cls, model: ModelDir) -> LlamaConfig:
+    def of(cls, model: ModelDir) -> ModelConfig:
         """Raises StartError naming config.json and the entry that is missing, wrong or not supported."""
         entries = _Entries(model)
         hidden_size = entries.integer("hidden_size")
         num_heads = entries.integer("num_attention_heads")
         rope = entries.rope()
+        is_qwen3 = model.architecture == "Qwen3ForCausalLM"
         config = cls(
+            architecture=model.architecture,
             vocab_size=model.vocab_size,
             hidden_size=hidden_size,
             intermediate_size=entries.integer("intermediate_size"),
             num_layers=entries.integer("num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=entries.integer("num_key_value_heads", num_heads),
-            head_dim=entries.integer("head_dim", hidden_size // num_heads),
+            head_dim=entries.integer("head_dim", 128 if is_qwen3 else hidden_size // num_heads),
             rms_norm_eps=entries.number("rms_norm_eps", 1e-6),
             rope_theta=rope.number("rope_theta", 10000.0),
             rope_scaling=_rope_scaling(rope),
+            qk_norm=is_qwen3,
             tie_word_embeddings=bool(entries.get("tie_word_embeddings", False)),
             attention_bias=bool(entries.get("attention_bias", False)),
             mlp_bias=bool(entries.get("mlp_bias", False)),
             max_context=model.max_context,
         )
-        if config.num_heads % config.num_kv_heads:
-            entries.refuse("num_key_value_heads", f"must divide num_attention_heads ({num_heads})", config.num_kv_heads)
-        if config.head_dim % 2:
-            entries.refuse("head_dim", "must be even", config.head_dim)
-        if (activation := entries.get("hidden_act", "silu")) != "silu":
-            entries.refuse("hidden_act", "must be 'silu'", activation)
+        _check(config, entries)
         return config
 
 
@@ -112,6 +114,21 @@ class _Entries:
 
     def refuse(self, name: str, rule: str, given: object) -> NoReturn:
         raise StartError(f"{self._model.path / 'config.json'}: {name} {rule}, got {given!r}")
+
+
+def _check(config: ModelConfig, entries: _Entries) -> None:
+    """What each entry may be, beside the others and for what is computed here."""
+    if config.num_heads % config.num_kv_heads:
+        entries.refuse("num_key_value_heads", f"must divide num_attention_heads ({config.num_heads})", config.num_kv_heads)
+    if config.head_dim % 2:
+        entries.refuse("head_dim", "must be even", config.head_dim)
+    if (activation := entries.get("hidden_act", "silu")) != "silu":
+        entries.refuse("hidden_act", "must be 'silu'", activation)
+    if (sliding := entries.get("use_sliding_window", False)) is not False:
+        entries.refuse("use_sliding_window", "must be false", sliding)
+    for kind in entries.get("layer_types", []):
+        if kind != "full_attention":
+            entries.refuse("layer_types", "must be 'full_attention' only", kind)
 
 
 def _rope_scaling(rope: _Entries) -> RopeScaling | None:

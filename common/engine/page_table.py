@@ -11,12 +11,15 @@ class PageTable:
     """tensor: [rows, max_context rounded up to whole pages] int32, each element a token's location as if page_size were 1
     (page * page_size + offset). Not thread-safe: the engine thread owns it."""
 
-    def __init__(self, rows: int, max_context: int, *, page_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self, rows: int, max_context: int, *, page_size: int, device: str | torch.device = "cpu", spare_rows: int = 0
+    ) -> None:
+        """spare_rows: after the others, for padding; nobody takes them."""
         pages_per_row = -(-max_context // page_size)
         self.page_size = page_size
         self.rows = rows
-        self.tensor = torch.zeros(rows, pages_per_row * page_size, dtype=torch.int32, device=device)
-        self._by_page = self.tensor.view(rows, pages_per_row, page_size)
+        self.tensor = torch.zeros(rows + spare_rows, pages_per_row * page_size, dtype=torch.int32, device=device)
+        self._by_page = self.tensor.view(-1, pages_per_row, page_size)
         self._offsets = torch.arange(page_size, dtype=torch.int32, device=device)
         self._free = list(range(rows - 1, -1, -1))
 

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import NamedTuple, Protocol, TypedDict
+from typing import NamedTuple, Protocol
 
 import torch
 
 from common.core import Batch, Context, Req, set_global_ctx
-from common.engine import kv_pool
 from common.engine.attention import TorchAttention
 from common.engine.config import EngineConfig
 from common.engine.kv_pool import KVPool
-from common.engine.layers import can_pack
+from common.engine.load import LoadedModel, load_model, page_bytes
 from common.engine.memory import size_pool
-from common.engine.model_config import LlamaConfig
-from common.engine.models.llama import Llama
 from common.engine.page_table import PageTable
 from common.engine.peer_store import PeerStore
 from common.engine.sampler import Sampled, Sampler, SampleRow
-from common.engine.weights import DummyWeights, Progress, SafetensorsWeights, WeightSource
-from common.errors import StartError
-from common.fingerprint import fingerprint
-from common.model_dir import ModelDir
 from common.work import Compatibility
 
 __all__ = ["EngineConfig", "ModelRunner", "Pending", "Runner", "Sampled", "page_bytes"]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Pending(Protocol):
@@ -46,11 +36,16 @@ class Runner(Protocol):
     device computes step N+1 while the host reads step N.
     """
 
-    compatibility: Compatibility
-    eos_token_ids: frozenset[int]
-    page_table: PageTable
-    pool: KVPool
-    lookahead: int
+    @property
+    def compatibility(self) -> Compatibility: ...
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+    @property
+    def page_table(self) -> PageTable: ...
+    @property
+    def pool(self) -> KVPool: ...
+    @property
+    def lookahead(self) -> int: ...
 
     def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
         """One forward pass over tokens [cached_len, device_len) of every request, whose page table rows reach that far; what it
@@ -80,28 +75,19 @@ class ModelRunner:
 
     lookahead = 0
 
-    def __init__(
-        self,
-        model: Llama,
-        *,
-        compatibility: Compatibility,
-        eos_token_ids: frozenset[int],
-        page_table: PageTable,
-        pool: KVPool,
-        dtype: torch.dtype,
-    ) -> None:
-        self.compatibility = compatibility
-        self.eos_token_ids = eos_token_ids
+    def __init__(self, loaded: LoadedModel, *, page_table: PageTable, pool: KVPool) -> None:
+        self.compatibility = loaded.compatibility
+        self.eos_token_ids = loaded.eos_token_ids
         self.page_table = page_table
         self.pool = pool
-        self._model = model
-        self._sampler = Sampler(eos_token_ids)
+        self._model = loaded.model
+        self._sampler = Sampler(loaded.eos_token_ids)
         self._ctx = Context(page_size=page_table.page_size)
         self._ctx.page_table = page_table.tensor
         self._ctx.kv_cache = pool
-        config = model.config
+        shape = loaded.shape
         self._ctx.attn_backend = TorchAttention(
-            self._ctx, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype
+            self._ctx, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=loaded.dtype
         )
         set_global_ctx(self._ctx)
 
@@ -113,35 +99,32 @@ class ModelRunner:
         pool_storage: memoryview | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ModelRunner:
-        """Raises StartError, one line, for whatever is wrong with the model folder or does not fit this engine.
+        """load_model, then build."""
+        return cls.build(load_model(config, progress), config, pool_storage=pool_storage, progress=progress)
 
-        pool_storage: where the KV pool's pages are to be, at least pool_pages * page_bytes(...). progress: gets a line now and
-        then. Call it in the thread that will run the model."""
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        is_dummy = config.load_format == "dummy"
-        folder = ModelDir.open(config.model, need_weights=not is_dummy, need_tokenizer=not is_dummy)
-        shape, dtype, device = LlamaConfig.of(folder), _dtype(config.dtype), config.device
-        max_context = _effective_context(config, shape, progress)
-        weights: WeightSource = DummyWeights(dtype=dtype, device=device)
-        if not is_dummy:
-            weights = SafetensorsWeights(folder, dtype=dtype, device=device)
-        with torch.inference_mode():
-            model = Llama(shape, weights, max_context=max_context, dtype=dtype, device=device, progress=Progress(progress))
-        if device == "cpu" and not can_pack(dtype, torch.device(device)):
-            progress(f"no oneDNN products in {config.dtype} on this machine: the slower ones of plain torch are used")
-        geometry = _kv_geometry(shape)
-        pool_pages = size_pool(config, page_bytes=kv_pool.page_bytes(page_size=config.page_size, dtype=dtype, **geometry))
-        _tell_small_pool(pool_pages * config.page_size, max_context, progress)
+    @classmethod
+    def build(
+        cls, loaded: LoadedModel, config: EngineConfig, *, pool_storage: memoryview | None, progress: Callable[[str], None]
+    ) -> ModelRunner:
+        """Raises StartError if the pool would hold no page.
+
+        pool_storage: where the KV pool's pages are to be, at least pool_pages * page_bytes(...); None: own memory."""
+        pages = size_pool(config, page_bytes=loaded.page_bytes(config.page_size))
+        context = loaded.compatibility.max_context
+        # The pool does not cut the context: pools of workers that work together may differ, their context may not.
+        if (in_pool := pages * config.page_size) < context:
+            progress(f"the pool holds {in_pool} tokens, less than the max context of {context}: longer requests will be refused")
         return cls(
-            model,
-            compatibility=Compatibility(
-                fingerprint(folder), config.dtype, page_size=config.page_size, max_context=max_context, **geometry
+            loaded,
+            page_table=PageTable(config.table_rows, context, page_size=config.page_size, device=config.device),
+            pool=KVPool(
+                pages,
+                page_size=config.page_size,
+                dtype=loaded.dtype,
+                device=config.device,
+                storage=pool_storage,
+                **loaded.kv_geometry,
             ),
-            eos_token_ids=frozenset(folder.eos_token_ids),
-            page_table=PageTable(config.table_rows, max_context, page_size=config.page_size, device=device),
-            pool=KVPool(pool_pages, page_size=config.page_size, dtype=dtype, device=device, storage=pool_storage, **geometry),
-            dtype=dtype,
         )
 
     def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
@@ -178,41 +161,3 @@ class ModelRunner:
         rows = [SampleRow(req, row, req.completion + i) for row, req in enumerate(last) for i in range(req.n)]
         sampled = iter(self._sampler.sample(logits, rows))
         return [[next(sampled) for _ in range(req.n)] if req.is_last_chunk else [] for req in reqs]
-
-
-def page_bytes(model: Path, *, page_size: int, dtype: str) -> int:
-    """Bytes of one KV page of this model, for sizing a pool before it is made. Raises StartError."""
-    shape = LlamaConfig.of(ModelDir.open(model, need_weights=False, need_tokenizer=False))
-    return kv_pool.page_bytes(page_size=page_size, dtype=_dtype(dtype), **_kv_geometry(shape))
-
-
-class _KvGeometry(TypedDict):
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-
-
-def _kv_geometry(shape: LlamaConfig) -> _KvGeometry:
-    return {"num_layers": shape.num_layers, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
-
-
-def _effective_context(config: EngineConfig, shape: LlamaConfig, progress: Callable[[str], None]) -> int:
-    """The lesser of what is asked for and what the model was made for; says so if it was cut."""
-    wanted = config.max_context or shape.max_context
-    possible = min(wanted, shape.max_context)
-    if possible < wanted:
-        progress(f"max context is {possible} tokens, the model's, not {wanted}")
-    return possible
-
-
-def _tell_small_pool(in_pool: int, max_context: int, progress: Callable[[str], None]) -> None:
-    """The pool does not cut the context: pools may differ between workers that work together, their context may not. The router
-    knows both."""
-    if in_pool < max_context:
-        progress(f"the pool holds {in_pool} tokens, less than the max context of {max_context}: longer requests will be refused")
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise StartError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from common.core import Batch, Req, SamplingParams, reset_global_ctx
 from common.engine.chunks import plan_chunks
 from common.engine.pages import pages_for
-from common.engine.runner import EngineConfig, ModelRunner, Sampled
+from common.engine.runner import EngineConfig, ModelRunner, Pending, Runner, Sampled
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def engine(model: Path, *, pool_tokens: int = 16384, page_size: int = 16, **conf
 class EngineDriver:
     """Pages are handed out in a random order and never given back before close()."""
 
-    def __init__(self, runner: ModelRunner, *, seed: int = 0) -> None:
+    def __init__(self, runner: Runner, *, seed: int = 0) -> None:
         self.runner = runner
         self._free = list(range(runner.pool.num_pages))
         random.Random(seed).shuffle(self._free)
@@ -98,8 +99,24 @@ class EngineDriver:
 
     def finish(self, reqs: Sequence[Req], *, chunk_tokens: int = 4096) -> None:
         self.prefill(reqs, chunk_tokens=chunk_tokens)
-        while any(req.can_decode for req in reqs):
-            self.decode(reqs)
+        self.decode_all(reqs)
+
+    def decode_all(self, reqs: Sequence[Req], *, ahead: bool = False) -> None:
+        """Until nobody may go on. ahead: each step is launched before the tokens of the one before it are read."""
+        in_air: deque[tuple[list[Req], Pending]] = deque()
+        while batch := [req for req in reqs if req.can_decode]:
+            in_air.append((batch, self.runner.launch(Batch(list(batch), "decode"))))
+            for req in batch:
+                req.complete_one()
+            if len(in_air) > ahead:
+                self._land(*in_air.popleft())
+        for flight in in_air:
+            self._land(*flight)
+
+    def _land(self, reqs: list[Req], pending: Pending) -> None:
+        for req, tokens in zip(reqs, pending.result(), strict=True):
+            self.sampled[req] += tokens
+            req.append_host(torch.tensor([tokens[0].token_id], dtype=torch.int32))
 
     def output(self, req: Req) -> list[int]:
         ids: list[int] = req.input_ids[req.prompt_len :].tolist()

@@ -1,4 +1,4 @@
-"""A random Llama in a Hugging Face folder: small enough for a test, spread enough that greedy has clear winners."""
+"""A random Llama or Qwen3 in a Hugging Face folder: small enough for a test, spread enough that greedy has clear winners."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def make_tiny_model(
     head_dim: int = 16,
     intermediate: int | None = None,
     vocab: int = 384,
+    qwen3: bool = False,
     max_context: int = 4096,
     seed: int = 0,
     eos: int | Sequence[int] | None = None,
@@ -68,6 +69,7 @@ def make_tiny_model(
     """Writes config, generation config, tokenizer files and safetensors (with an index if shards > 1); returns the folder.
 
     vocab: 256 bytes, then pairs of letters, then <|im_start|> (vocab - 2) and <|im_end|> (vocab - 1, EOS and PAD).
+    qwen3: a Qwen3, with q and k norms, instead of a Llama.
     eos: the generation config's end ids; default <|im_end|>. bias: attention and MLP biases. shards: weight files.
     config: more entries of config.json, e.g. {"rope_parameters": ...}.
     """
@@ -78,8 +80,8 @@ def make_tiny_model(
     _write_tokenizer(folder, vocab, max_context, chat_template)
     end_ids = vocab - 1 if eos is None else eos if isinstance(eos, int) else list(eos)
     values: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen3ForCausalLM" if qwen3 else "LlamaForCausalLM"],
+        "model_type": "qwen3" if qwen3 else "llama",
         "hidden_size": hidden,
         "intermediate_size": intermediate or 2 * hidden,
         "num_hidden_layers": layers,
@@ -151,8 +153,8 @@ def _random_weights(config: dict[str, Any], seed: int, dtype: torch.dtype) -> di
         if bias:
             normal(f"{name}.bias", out_size, deviation=0.1)
 
-    def norm(name: str) -> None:
-        weights[f"{name}.weight"] = (1 + 0.1 * torch.randn(hidden, generator=generator)).to(dtype)
+    def norm(name: str, size: int = hidden) -> None:
+        weights[f"{name}.weight"] = (1 + 0.1 * torch.randn(size, generator=generator)).to(dtype)
 
     # A tied embedding must be small beside the layers' output, or every token predicts itself.
     tied = config["tie_word_embeddings"]
@@ -163,6 +165,9 @@ def _random_weights(config: dict[str, Any], seed: int, dtype: torch.dtype) -> di
         norm(f"{prefix}.post_attention_layernorm")
         for name, out_size in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
             linear(f"{prefix}.self_attn.{name}", out_size, hidden, bias=config["attention_bias"], gain=1.5)
+        if config["model_type"] == "qwen3":
+            norm(f"{prefix}.self_attn.q_norm", head_dim)
+            norm(f"{prefix}.self_attn.k_norm", head_dim)
         linear(f"{prefix}.self_attn.o_proj", hidden, q_size, bias=config["attention_bias"], gain=2.0)
         for name in ("gate_proj", "up_proj"):
             linear(f"{prefix}.mlp.{name}", inner, hidden, bias=config["mlp_bias"], gain=1.5)

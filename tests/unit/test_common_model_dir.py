@@ -109,8 +109,11 @@ def test_a_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture must be LlamaForCausalLM, got ['GPT2LMHeadModel']"),
-        ({"architectures": None}, "architecture must be LlamaForCausalLM, got None"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architecture must be LlamaForCausalLM or Qwen3ForCausalLM, got ['GPT2LMHeadModel']",
+        ),
+        ({"architectures": None}, "architecture must be LlamaForCausalLM or Qwen3ForCausalLM, got None"),
         ({"architectures": "LlamaForCausalLM"}, "architecture must be"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized weights are not supported"),
         ({"vocab_size": None}, "vocab_size must be a positive integer, got None"),

@@ -12,9 +12,12 @@ from common.engine.attention import TorchAttention, split_by_length
 from common.engine.kv_pool import KVPool
 from common.engine.page_table import PageTable
 from common.engine.pages import pages_for
+from common.engine.rotary import AttentionHeads, RotaryEmbedding
 
 LAYERS = 2
 HEAD_DIM = 8
+EPS = 1e-5
+THETA = 10000.0
 
 
 class Stand:
@@ -41,7 +44,29 @@ class Stand:
         self.table.assign(row, 0, pages)
         return Req(torch.zeros(device_len, dtype=torch.int32), row, cached_len, 5, row, SamplingParams(), None)
 
-    def check(self, spans: list[tuple[int, int]]) -> None:
+    def attention_heads(self, qk_norm: bool) -> AttentionHeads:
+        norms = torch.rand(2, HEAD_DIM) + 0.5
+        return AttentionHeads(
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=HEAD_DIM,
+            q_norm=norms[0] if qk_norm else None,
+            k_norm=norms[1] if qk_norm else None,
+            eps=EPS,
+            rotary=RotaryEmbedding(HEAD_DIM, theta=THETA, scaling=None, max_context=100, dtype=torch.float32, device="cpu"),
+        )
+
+    def normed_and_rotated(self, x: torch.Tensor, norm: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor:
+        """x: [tokens, heads, HEAD_DIM], by the formulas in float64."""
+        x = x.double()
+        if norm is not None:
+            x = x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * norm.double()
+        pairs = torch.complex(x[..., : HEAD_DIM // 2], x[..., HEAD_DIM // 2 :])
+        angles = positions[:, None, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM).double()
+        pairs = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([pairs.real, pairs.imag], dim=-1).float()
+
+    def check(self, spans: list[tuple[int, int]], *, qk_norm: bool = False) -> None:
         """Attends a batch of requests with these (cached_len, device_len) in one layer and compares every token."""
         reqs = [self.req(*span) for span in spans]
         batch = Batch(reqs, "prefill")
@@ -50,9 +75,12 @@ class Stand:
         batch.out_loc = torch.cat([table[req.table_idx, req.cached_len : req.device_len] for req in reqs]).long()
         total = len(batch.out_loc)
         self.backend.prepare_metadata(batch)
-        q = torch.randn(total, self.heads, HEAD_DIM)
-        k, v = torch.randn(total, self.kv_heads, HEAD_DIM), torch.randn(total, self.kv_heads, HEAD_DIM)
-        out = self.backend.forward(q, k, v, 1, batch).view(total, self.heads, HEAD_DIM)
+        batch.positions = torch.cat([torch.arange(req.cached_len, req.device_len) for req in reqs])
+        heads = self.attention_heads(qk_norm)
+        qkv = torch.randn(total, (self.heads + 2 * self.kv_heads) * HEAD_DIM)
+        q, k, v = torch.split(qkv.view(total, -1, HEAD_DIM), [self.heads, self.kv_heads, self.kv_heads], dim=1)
+        q, k = (self.normed_and_rotated(x, norm, batch.positions) for x, norm in ((q, heads.q_norm), (k, heads.k_norm)))
+        out = self.backend.forward(qkv, heads, 1, batch).view(total, self.heads, HEAD_DIM)
         token = 0
         for req in reqs:
             for position in range(req.cached_len, req.device_len):
@@ -60,7 +88,8 @@ class Stand:
                 keys = self.pool.k(1).reshape(-1, self.kv_heads, HEAD_DIM)[locations]
                 values = self.pool.v(1).reshape(-1, self.kv_heads, HEAD_DIM)[locations]
                 torch.testing.assert_close(out[token], attend(q[token], keys, values), rtol=1e-4, atol=1e-5)
-                assert torch.equal(keys[-1], k[token])
+                torch.testing.assert_close(keys[-1], k[token])
+                assert torch.equal(values[-1], v[token])
                 token += 1
         last = [sum(req.extend_len for req in reqs[: i + 1]) - 1 for i in range(len(reqs))]
         logit_rows = batch.attn_metadata.logit_rows
@@ -99,6 +128,11 @@ def test_every_token_attends_to_its_request_up_to_itself(
 ) -> None:
     torch.manual_seed(0)
     Stand(heads=heads, kv_heads=kv_heads, page_size=page_size).check(spans)
+
+
+def test_heads_are_normed_before_they_are_rotated() -> None:
+    torch.manual_seed(0)
+    Stand(heads=4, kv_heads=2, page_size=4).check([(0, 9), (8, 9), (31, 32), (5, 12)], qk_norm=True)
 
 
 def test_logits_are_wanted_only_of_requests_whose_last_token_is_computed() -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.engine.model_config import LlamaConfig
+from common.core import reset_global_ctx
+from common.engine.model_config import ModelConfig
+from common.engine.models.registry import MODELS
 from common.engine.runner import EngineConfig, ModelRunner, page_bytes
 from common.engine.weights import Progress
 from common.errors import StartError
-from common.model_dir import ModelDir
+from common.model_dir import ARCHITECTURES, ModelDir
 from tests.helpers.engine_driver import EngineDriver, engine
 from tests.helpers.tiny_model import make_tiny_model
 
@@ -46,6 +48,11 @@ def load(model: Path) -> ModelRunner:
         ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor must be a positive number, got None"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1, got 0.5"),
+        ({"use_sliding_window": True}, "use_sliding_window must be false, got True"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types must be 'full_attention' only, got 'sliding_attention'",
+        ),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'"),
     ],
     ids=str,
@@ -62,9 +69,20 @@ def test_absent_entries_have_llamas_defaults(tmp_path: Path) -> None:
     change_config(
         model, **dict.fromkeys(("num_key_value_heads", "head_dim", "rope_theta", "attention_bias", "rms_norm_eps"), "absent")
     )
-    config = LlamaConfig.of(ModelDir.open(model))
+    config = ModelConfig.of(ModelDir.open(model))
     assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.attention_bias) == (4, 16, 10000.0, False)
     assert config.rms_norm_eps == 1e-6
+
+
+def test_absent_entries_have_qwen3s_defaults(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, qwen3=True)
+    change_config(model, **dict.fromkeys(("head_dim", "tie_word_embeddings", "attention_bias"), "absent"))
+    config = ModelConfig.of(ModelDir.open(model))
+    assert (config.head_dim, config.tie_word_embeddings, config.attention_bias, config.qk_norm) == (128, False, False, True)
+
+
+def test_every_architecture_that_is_taken_has_a_model() -> None:
+    assert set(MODELS) == set(ARCHITECTURES)
 
 
 def test_rope_may_be_told_the_old_or_the_new_way(tmp_path: Path) -> None:
@@ -82,7 +100,7 @@ def test_rope_may_be_told_the_old_or_the_new_way(tmp_path: Path) -> None:
         {"rope_theta": "absent", "rope_scaling": "absent", "rope_parameters": llama3 | {"rope_theta": 5000.0}},
     ):
         change_config(model, **entries)
-        configs.append(LlamaConfig.of(ModelDir.open(model)))
+        configs.append(ModelConfig.of(ModelDir.open(model)))
     assert configs[0] == configs[1]
     assert configs[0].rope_theta == 5000.0 and configs[0].rope_scaling is not None
 
@@ -111,7 +129,7 @@ def test_quantized_tensors_are_refused(tmp_path: Path) -> None:
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.int8)
     save_file(weights, model / "model.safetensors")
-    with pytest.raises(StartError, match="tensor model.norm.weight must be floating point, got torch.int8"):
+    with pytest.raises(StartError, match="tensor model.norm.weight must be one of F64, F32, F16, BF16, got I8"):
         load(model)
 
 
@@ -147,12 +165,24 @@ def test_page_bytes_are_the_pools(tmp_path: Path) -> None:
             assert page_bytes(model, page_size=8, dtype=dtype) == runner.pool.page_bytes
 
 
-def test_progress_passes_on_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_a_line_now_and_then_and_one_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("common.engine.weights.time.monotonic", lambda: now[0])
     lines: list[str] = []
-    progress = Progress(lines.append)
-    for second in range(10):
-        now[0] = 100.0 + second * 0.4
-        progress(f"line {second}")
-    assert lines == ["line 3", "line 6", "line 9"]
+    progress = Progress(lines.append, total_bytes=6 << 30)
+    for _ in range(6):
+        now[0] += 0.4
+        progress.add(1 << 30)
+    assert lines == [f"loading weights: {tensor} tensors, {tensor}.00 of 6.00 GiB" for tensor in (3, 6)]
+    now[0] += 0.6
+    progress.finish()
+    assert lines[2:] == ["loaded 6 tensors, 6.00 GiB in 3.0 s (2.00 GiB/s)"]
+
+
+def test_loading_ends_with_a_line(tmp_path: Path) -> None:
+    lines: list[str] = []
+    reset_global_ctx()
+    config = EngineConfig(model=make_tiny_model(tmp_path), pool_pages=4, table_rows=1, threads=1, max_context=64)
+    ModelRunner.load(config, progress=lines.append)
+    reset_global_ctx()
+    assert lines[-1].startswith("loaded 21 tensors, 0.00 GiB in ")

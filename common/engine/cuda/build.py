@@ -1,6 +1,6 @@
 """From a loaded model to a CudaRunner: what is allocated on the card, in which order.
 
-1. weights (done), attention workspaces, sampling state      2. the KV pool: what --memory-fraction leaves (common/engine/memory.py)
+1. the weights, before this   2. attention's workspaces   3. the KV pool: what --memory-fraction leaves (common/engine/memory.py)
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from common.engine.cuda.attention import CudaAttention
 from common.engine.cuda.attention_kernels import Geometry, choose_decode, choose_prefill
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.runner import CudaRunner
-from common.engine.cuda.sampling import DeviceSampler
-from common.engine.cuda.sampling_state import SamplingState
 from common.engine.kv_pool import KVPool
 from common.engine.load import LoadedModel
 from common.engine.memory import size_pool
@@ -42,9 +40,6 @@ def build_cuda_runner(loaded: LoadedModel, config: EngineConfig, progress: Calla
     max_pages = config.table_rows * -(-loaded.compatibility.max_context // config.page_size)
     prefill = choose_prefill(config.prefill_attention, geometry)
     decode = choose_decode(config.decode_attention, geometry, max_pages=max_pages)
-    # Slots: one per page table row for decoding, as many again for prompts' first tokens, one for padding.
-    sampling = SamplingState(2 * config.table_rows, shape.vocab_size, loaded.eos_token_ids, device)
-    sampler = DeviceSampler(sampling, config.table_rows)
     pool = _pool(loaded, config, progress)
     table = CudaPageTable(
         config.table_rows,
@@ -58,8 +53,6 @@ def build_cuda_runner(loaded: LoadedModel, config: EngineConfig, progress: Calla
         page_table=table,
         pool=pool,
         attention=CudaAttention(pool, prefill=prefill, decode=decode),
-        sampling=sampling,
-        sampler=sampler,
         max_tokens=config.chunk_tokens,
     )
 

@@ -21,6 +21,9 @@ from common.engine.peer_store import PeerStore
 from common.engine.runner import Pending
 from common.engine.sampler import Sampled
 
+FIRST_TOKENS = 64
+"""Sampled at once at the end of a prefill step; more are sampled in turns."""
+
 
 class CudaRunner:
     """A Runner (common/engine/runner.py) for prefill. Owns the process's Context. Everything runs on the stream that is current
@@ -35,23 +38,22 @@ class CudaRunner:
         page_table: CudaPageTable,
         pool: KVPool,
         attention: CudaAttention,
-        sampling: SamplingState,
-        sampler: DeviceSampler,
         max_tokens: int,
     ) -> None:
-        """sampling: its last max_reqs slots before the dummy's are this runner's. max_tokens: of one step."""
+        """max_tokens: of one prefill step."""
         self.compatibility = loaded.compatibility
         self.eos_token_ids = loaded.eos_token_ids
+        self.shape = loaded.shape
         self.device = page_table.tensor.device
         self.page_table = page_table
         self.pool = pool
         self.attention = attention
-        self.sampling = sampling
-        self.sampler = sampler
         self._model = loaded.model
         self._inputs = PrefillInputs(page_table, pool, max_tokens=max_tokens, max_reqs=page_table.rows, device=self.device)
-        self._slots = Staging(sampler.max_rows, dtype=torch.int32, device=self.device)
-        self._results = ResultRing(sampler)
+        self._sampling = SamplingState(FIRST_TOKENS + 1, loaded.shape.vocab_size, loaded.eos_token_ids, self.device)
+        self._sampler = DeviceSampler(self._sampling, FIRST_TOKENS)
+        self._rows = Staging(2 * FIRST_TOKENS, dtype=torch.int32, device=self.device)
+        self._results = ResultRing(self._sampler)
         self._ctx = Context(page_size=page_table.page_size)
         self._ctx.page_table = page_table.tensor
         self._ctx.kv_cache = pool
@@ -76,32 +78,31 @@ class CudaRunner:
         last = [req for req in reqs if req.is_last_chunk]
         rows = [(row, req, req.completion + i) for row, req in enumerate(last) for i in range(req.n)]
         counts = [req.n if req.is_last_chunk else 0 for req in reqs]
-        parts = []
-        for start in range(0, len(rows), self.sampler.max_rows):
-            parts.append(self._sample(rows[start : start + self.sampler.max_rows], logits))
-        return FirstTokens(parts, counts, torch.cuda.current_stream())
+        parts = [self._sample(rows[i : i + FIRST_TOKENS], logits) for i in range(0, len(rows), FIRST_TOKENS)]
+        return FirstTokens(parts, counts)
 
     def _sample(self, rows: list[tuple[int, Req, int]], logits: torch.Tensor) -> Pending:
-        first = self.sampling.dummy_slot - self.sampler.max_rows
-        for i, (_, req, completion) in enumerate(rows):
-            self.sampling.load(first + i, req, completion)
-        self.sampling.flush()
-        packed = np.array([[first + i for i in range(len(rows))], [row for row, _, _ in rows]], dtype=np.int32)
-        slots, picked = self._slots.upload(packed.ravel()).view(2, -1).unbind()
-        level = level_of([req for _, req, _ in rows])
-        self.sampler.sample(logits.index_select(0, picked), slots, level)
-        return self._results.fetch([req for _, req, _ in rows], level)
+        """rows: (row of logits, request, completion) of each token."""
+        reqs = [req for _, req, _ in rows]
+        for slot, (_, req, completion) in enumerate(rows):
+            self._sampling.load(slot, req, completion)
+        self._sampling.flush()
+        packed = np.array([range(len(rows)), [row for row, _, _ in rows]], dtype=np.int32)
+        slots, picked = self._rows.upload(packed.ravel()).view(2, -1).unbind()
+        level = level_of(reqs)
+        self._sampler.sample(logits.index_select(0, picked), slots, level)
+        return self._results.fetch(reqs, level)
 
 
 class FirstTokens:
     """A Pending whose rows go back to their requests."""
 
-    def __init__(self, parts: Sequence[Pending], counts: Sequence[int], stream: torch.cuda.Stream) -> None:
+    def __init__(self, parts: Sequence[Pending], counts: Sequence[int]) -> None:
         """counts: tokens of each request of the step; the parts have them end to end."""
         self._parts = parts
         self._counts = counts
         self._done = torch.cuda.Event()
-        self._done.record(stream)
+        self._done.record()
 
     def result(self) -> list[list[Sampled]]:
         self._done.synchronize()  # Also without a token: what the step stored is complete, here and in peers' pools.
