@@ -7,14 +7,13 @@ so that the kernel is in place when the one before it ends.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from common.engine.cuda.jit.copy import copy_pages_kernel
 from common.engine.cuda.jit.elementwise import rms_norm_kernel, silu_and_mul_kernel
 from common.engine.cuda.jit.rope_store import qk_norm_rope_store_kernel
 from common.engine.cuda.jit.step import advance_kernel, gather_step_kernel, scatter_updates_kernel
+from common.engine.cuda.launch import ceil_div, is_power_of_2, launch_options, power_of_2_from, warps_for
 
 MAX_NORM_WIDTH = 16384
 MANY_TOKENS = 1024
@@ -34,7 +33,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, out: torch.Te
     assert width <= MAX_NORM_WIDTH and x.stride(1) == out.stride(1) == 1
     block = power_of_2_from(width)
     rms_norm_kernel[(tokens,)](
-        x, weight, out, x.stride(0), out.stride(0), eps, H=width, BLOCK=block, **launch_options(block, pdl)
+        x, weight, out, x.stride(0), out.stride(0), eps, H=width, BLOCK=block, **launch_options(warps_for(block), pdl=pdl)
     )  # fmt: skip
     return out
 
@@ -45,7 +44,7 @@ def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool = False)
     assert gate_up.stride(1) == out.stride(1) == 1 and gate_up.shape[1] == 2 * inner
     block = min(SILU_BLOCK, power_of_2_from(inner))
     silu_and_mul_kernel[(tokens * ceil_div(inner, block),)](
-        gate_up, out, gate_up.stride(0), out.stride(0), INNER=inner, BLOCK=block, **launch_options(block, pdl)
+        gate_up, out, gate_up.stride(0), out.stride(0), INNER=inner, BLOCK=block, **launch_options(warps_for(block), pdl=pdl)
     )  # fmt: skip
     return out
 
@@ -87,7 +86,7 @@ def qk_norm_rope_store(
         qkv, q_out, positions, cos_sin, q_weight, k_weight, pool, out_loc, peer_addr,
         tokens, qkv.stride(0), q_out.stride(0), pool.stride(0), layer, eps,
         HQ=heads, HKV=kv_heads, D=head_dim, PAGE_SIZE=page_size, TB=token_block, HB=head_block,
-        **launch_options(token_block * head_block * head_dim // 2, pdl),
+        **launch_options(warps_for(token_block * head_block * head_dim // 2), pdl=pdl),
     )  # fmt: skip
 
 
@@ -117,7 +116,8 @@ def gather_step(
     assert max_pages * page_size >= page_table.shape[1]
     gather_step_kernel[(batch, ceil_div(max_pages, block))](
         slots, token, device_len, page_table, input_ids, positions, seq_lens, out_loc, block_tables,
-        page_table.stride(0), block_tables.stride(0), PAGE_SIZE=page_size, BLOCK=block, **launch_options(block, pdl),
+        page_table.stride(0), block_tables.stride(0), PAGE_SIZE=page_size, BLOCK=block,
+        **launch_options(warps_for(block), pdl=pdl),
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def advance(
     """
     block = min(128, power_of_2_from(len(slots)))
     advance_kernel[(ceil_div(len(slots), block),)](
-        slots, next_token, token, device_len, len(slots), dummy_slot, BLOCK=block, **launch_options(block, pdl)
+        slots, next_token, token, device_len, len(slots), dummy_slot, BLOCK=block, **launch_options(warps_for(block), pdl=pdl)
     )  # fmt: skip
 
 
@@ -169,29 +169,5 @@ def copy_pages(
     if pieces:
         copy_pages_kernel[(min(pieces, max_programs),)](
             src_pool.view(torch.int64), src_pages, dst_base, dst_pages, pieces,
-            PAGE_WORDS=page_words, BLOCK=block, num_warps=warps_for(block, per_thread=8),
+            PAGE_WORDS=page_words, BLOCK=block, num_warps=warps_for(block),
         )  # fmt: skip
-
-
-def launch_options(elements: int, pdl: bool) -> dict[str, Any]:
-    """Keyword arguments of a launch whose programs take so many 2-byte elements, 8 (16 bytes) to a thread."""
-    options: dict[str, Any] = {"PDL": pdl, "num_warps": warps_for(elements, per_thread=8)}
-    return options | {"launch_pdl": True} if pdl else options
-
-
-def warps_for(elements: int, *, per_thread: int) -> int:
-    """elements: a power of two."""
-    return max(1, min(16, elements // (32 * per_thread)))
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def is_power_of_2(n: int) -> bool:
-    return n & (n - 1) == 0
-
-
-def power_of_2_from(n: int) -> int:
-    """The least power of two >= n."""
-    return 1 << (n - 1).bit_length()

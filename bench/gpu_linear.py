@@ -1,0 +1,169 @@
+"""Which plan of small_linear suits which product: every candidate beside torch's F.linear. `python -m bench.gpu_kernels` runs it.
+
+Candidates are compiled by many processes first. Each is checked against torch before it is timed. Weights differ from launch to
+launch, so that they come from memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bench.gpu_clock import copies_beyond_l2, graph_us
+from common.engine.cuda.small_linear import Plan, Workspace, choose, small_linear
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """rows x depth: of W."""
+
+    name: str
+    rows: int
+    depth: int
+    norm: bool = False
+    gated: bool = False
+    add: bool = False
+
+    @property
+    def columns(self) -> int:
+        return self.rows // 2 if self.gated else self.rows
+
+
+SHAPES = [
+    Shape("8B qkv", 6144, 4096, norm=True),
+    Shape("8B o", 4096, 4096, add=True),
+    Shape("8B gate_up", 28672, 4096, norm=True, gated=True),
+    Shape("8B down", 4096, 14336, add=True),
+    Shape("8B head", 128256, 4096, norm=True),
+    Shape("0.6B qkv", 4096, 1024, norm=True),
+    Shape("0.6B o", 1024, 2048, add=True),
+    Shape("0.6B gate_up", 6144, 1024, norm=True, gated=True),
+    Shape("0.6B down", 1024, 3072, add=True),
+    Shape("0.6B head", 151936, 1024, norm=True),
+]
+
+
+class Inputs:
+    """One set of operands of a product."""
+
+    def __init__(self, shape: Shape, tokens: int, *, filled: bool = True) -> None:
+        def make(*size: int) -> torch.Tensor:
+            empty = torch.empty(size, dtype=torch.bfloat16, device="cuda")
+            return empty.normal_() if filled else empty
+
+        self.shape = shape
+        self.x = make(tokens, shape.depth)
+        self.weight = make(shape.rows, shape.depth).mul_(shape.depth**-0.5)
+        self.norm_weight = make(shape.depth) if shape.norm else None
+        self.residual = make(tokens, shape.columns) if shape.add else None
+        self.out = make(tokens, shape.columns)
+
+    def ours(self, plan: Plan, workspace: Workspace, *, pdl: bool) -> None:
+        small_linear(
+            self.x, self.weight, self.out, norm_weight=self.norm_weight, eps=EPS, gated=self.shape.gated, residual=self.residual,
+            workspace=workspace, plan=plan, pdl=pdl,
+        )  # fmt: skip
+
+    def product(self) -> torch.Tensor:
+        """torch's, without the norm and the SiLU."""
+        if self.residual is not None:
+            return torch.addmm(self.residual, self.x, self.weight.T)
+        return F.linear(self.x, self.weight)
+
+    def wanted(self) -> torch.Tensor:
+        """Of everything, in float32."""
+        x = self.x.float()
+        if self.norm_weight is not None:
+            x = F.rms_norm(x, (x.shape[1],), self.norm_weight.float(), EPS)
+        y = x @ self.weight.float().T
+        if self.shape.gated:
+            y = F.silu(y[:, : self.shape.columns]) * y[:, self.shape.columns :]
+        return y if self.residual is None else y + self.residual
+
+
+def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    if tokens <= 4:
+        for rows in (1, 2, 4, 8) if tokens == 1 else (2, 4):
+            for warps in (2, 4, 8):
+                if rows >= 1 + shape.gated and 256 * warps <= shape.depth and shape.rows // rows >= 200:
+                    plan = Plan(dot=False, rows=rows, depth=256 * warps, warps=warps, stages=1)
+                    yield from (plan, replace(plan, prefetch=True)) if warps == 4 else (replace(plan, prefetch=warps == 2),)
+        yield Plan(dot=False, rows=4, depth=1024, warps=4, stages=4)
+    if tokens > 1:
+        for rows, depth, warps, stages in ((64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 4), (32, 128, 2, 4), (16, 256, 4, 4)):
+            for split in (1, 2, 4, 8):
+                programs = -(-shape.rows // rows) * split
+                if programs >= 120 and (split == 1 or programs <= 1100) and split * depth <= shape.depth:
+                    yield Plan(dot=True, rows=rows, depth=depth, warps=warps, stages=stages, split=split, prefetch=split > 1)
+
+
+def compile_plan(job: tuple[Shape, int, Plan]) -> None:
+    """In a process of its own: leaves the binary in Triton's cache."""
+    shape, tokens, plan = job
+    Inputs(shape, tokens, filled=False).ours(plan, Workspace(torch.device("cuda")), pdl=True)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def label(plan: Plan) -> str:
+    end = (f"x{plan.split}" if plan.split > 1 else "") + (" pf" if plan.prefetch else "")
+    return f"{'dot' if plan.dot else 'fma'} {plan.rows}x{plan.depth} w{plan.warps} s{plan.stages}{end}"
+
+
+def measure(shape: Shape, tokens: int, plans: list[Plan]) -> tuple[float, list[tuple[float, Plan]]]:
+    """Microseconds of torch's product, and of each plan that is right, best first."""
+    weight_bytes = shape.rows * shape.depth * 2
+    sets = [Inputs(shape, tokens) for _ in range(copies_beyond_l2(weight_bytes))]
+    workspace = Workspace(torch.device("cuda"))
+    timed = []
+    wanted = sets[0].wanted()
+    for plan in plans:
+        sets[0].ours(plan, workspace, pdl=True)
+        error = float((sets[0].out.float() - wanted).abs().max() / wanted.abs().max())
+        if error > 2e-2:
+            print(f"WRONG {shape.name} T{tokens} {label(plan)}: relative error {error:.3g}")
+            continue
+        launches: list[Callable[[], object]] = [partial(one.ours, plan, workspace, pdl=True) for one in sets]
+        timed.append((graph_us(launches), plan))
+    return graph_us([one.product for one in sets]), sorted(timed, key=lambda entry: entry[0])
+
+
+def tune(tokens: list[int], *, only: str, top: int) -> list[dict[str, Any]]:
+    """Prints a row per product. only: parts of shapes' names, by commas; top: plans to print. Returns every plan's time."""
+    work = {
+        (shape, size): [*dict.fromkeys([choose(size, shape.rows, shape.depth, gated=shape.gated), *candidates(shape, size)])]
+        for shape in SHAPES
+        if any(part in shape.name for part in only.split(","))
+        for size in tokens
+    }
+    jobs = [(shape, size, plan) for (shape, size), plans in work.items() for plan in plans]
+    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_plan, jobs))
+    print(
+        f"{'W':13} {'rows x depth':>13} {'T':>2} {'torch us':>8} {'GB/s':>5}   best, * chosen: us GB/s (kind tile warps stages)"
+    )
+    results = []
+    for (shape, size), plans in work.items():
+        torch_us, timed = measure(shape, size, plans)
+        print_row(shape, size, torch_us, [entry for i, entry in enumerate(timed) if i < top or entry[1] == plans[0]], plans[0])
+        results.append(
+            {"shape": asdict(shape), "tokens": size, "torch_us": torch_us, "plans": [[us, asdict(p)] for us, p in timed]}
+        )
+    return results
+
+
+def print_row(shape: Shape, size: int, torch_us: float, timed: list[tuple[float, Plan]], chosen: Plan) -> None:
+    megabytes = shape.rows * shape.depth * 2e-6
+    row = [f"{shape.name:13} {f'{shape.rows}x{shape.depth}':>13} {size:2} {torch_us:8.2f} {megabytes / torch_us * 1e3:5.0f}  "]
+    row += [f"{us:.2f} {megabytes / us * 1e3:.0f} ({label(plan)}){'*' * (plan == chosen)}" for us, plan in timed]
+    print(" | ".join(row), flush=True)

@@ -1,0 +1,202 @@
+"""y = f(x W^T) for a few rows of x: the time is that of reading W once. W: [rows, K] contiguous.
+
+Around the product, where asked: RMSNorm of x before it; after it residual + y, or silu(gate) * up, for which the rows of a tile
+alternate:   tile row 2i: W[first + i] (gate)    2i + 1: W[N + first + i] (up)
+
+The norm costs no pass of its own: x * norm_weight goes into the product, the sum of x's squares is taken on the way, and what the
+product gives is divided by the root in the end.
+"""
+
+import triton
+import triton.language as tl
+
+from common.engine.cuda.jit.elementwise import begin, silu
+
+VECTOR = tl.constexpr(8)
+"""bf16 or fp16 values in 16 bytes."""
+
+
+@triton.jit
+def weight_rows(first, ROWS: tl.constexpr, N: tl.constexpr, GATED: tl.constexpr):
+    """Which rows of W a tile has, [ROWS], and which of them exist. N: columns of the output."""
+    index = tl.arange(0, ROWS)
+    if GATED:
+        column = first // 2 + index // 2
+        return column + index % 2 * N, column < N
+    return first + index, first + index < N
+
+
+@triton.jit
+def prefetch_rows(weight, row, start, DEPTH: tl.constexpr, LINES: tl.constexpr, K: tl.constexpr):
+    """Sends for DEPTH values from start on of these rows of W, from memory to L2, in lines of 128 bytes; waits for nothing and
+    takes no registers. LINES: DEPTH / 64 or the next power of two; past the end of a row its last line is asked for again."""
+    line = tl.minimum(start // 64 + tl.minimum(tl.arange(0, LINES), DEPTH // 64 - 1), K // 64 - 1)
+    lines = weight + (row.to(tl.int64) * K)[:, None] + (line * 64)[None, :]
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def finish(y, first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N, GATED):
+    """y: [TB, ROWS] float32, the tile's products -> out."""
+    token = tl.arange(0, TB)[:, None]
+    if GATED:
+        gate, up = tl.split(tl.reshape(y, (TB, ROWS // 2, 2)))
+        y = silu(gate) * up
+        column = first // 2 + tl.arange(0, ROWS // 2)[None, :]
+    else:
+        column = first + tl.arange(0, ROWS)[None, :]
+    mask = (token < TOKENS) & (column < N)
+    if residual is not None:
+        y += tl.load(residual + token * residual_stride + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + token * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def fold(values, TB: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr):
+    """[TB, ROWS, BK] -> [TB, ROWS, BK / 8]: sums of what a single thread holds."""
+    return tl.sum(tl.reshape(values, (TB, ROWS, BK // VECTOR, VECTOR)), axis=3)
+
+
+@triton.jit
+def fma_step(acc, squares, w, x, norm_weight, depth, x_mask, depth_mask, TB: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr):
+    values = tl.load(x + depth, mask=x_mask & depth_mask, other=0.0).to(tl.float32)
+    if norm_weight is not None:
+        squares += fold(values * values, TB, 1, BK)
+        values *= tl.load(norm_weight + depth, mask=depth_mask, other=0.0).to(tl.float32)
+    return acc + fold(values * w.to(tl.float32), TB, ROWS, BK), squares
+
+
+@triton.jit
+def linear_fma_kernel(
+    x, weight, norm_weight, residual, out, x_stride, residual_stride, out_stride, eps,
+    TOKENS: tl.constexpr, TB: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    ROWS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS rows of W over all of K, on the ordinary cores. The next tile of W is on its way while one is multiplied.
+
+    BK is 256 times the number of warps (or more), so that all threads lie along K and x's values are where W's are.
+    """
+    first = tl.program_id(0) * ROWS
+    row, row_mask = weight_rows(first, ROWS, N, GATED)
+    if LINES > 0:
+        prefetch_rows(weight, tl.where(row_mask, row, 0), 0, K, LINES, K)
+    w_rows = weight + (row.to(tl.int64) * K)[None, :, None]
+    depth = tl.arange(0, BK)[None, None, :]
+    token = tl.arange(0, TB)[:, None, None]
+    x_rows = x + token * x_stride
+    x_mask = token < TOKENS
+    w_mask = row_mask[None, :, None]
+    acc = tl.zeros((TB, ROWS, BK // VECTOR), tl.float32)
+    squares = tl.zeros((TB, 1, BK // VECTOR), tl.float32)
+    if STAGES > 1:
+        begin(PDL)
+        for start in tl.range(0, K, BK, num_stages=STAGES):
+            at = depth + start
+            w = tl.load(w_rows + at, mask=w_mask & (at < K), other=0.0, eviction_policy="evict_first")
+            acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at, x_mask, at < K, TB, ROWS, BK)
+    else:
+        w = tl.load(w_rows + depth, mask=w_mask & (depth < K), other=0.0, eviction_policy="evict_first")
+        begin(PDL)
+        for start in range(BK, K, BK):
+            at = depth + start
+            ahead = tl.load(w_rows + at, mask=w_mask & (at < K), other=0.0, eviction_policy="evict_first")
+            acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at - BK, x_mask, at - BK < K, TB, ROWS, BK)
+            w = ahead
+        at = depth + (K - 1) // BK * BK
+        acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at, x_mask, at < K, TB, ROWS, BK)
+    y = tl.sum(acc, axis=2)
+    if norm_weight is not None:
+        y *= tl.rsqrt(tl.sum(squares, axis=2) / K + eps)
+    finish(y, first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N, GATED)
+
+
+@triton.jit
+def linear_dot_kernel(
+    x, weight, norm_weight, residual, out, partial, counters, x_stride, residual_stride, out_stride, eps,
+    TOKENS: tl.constexpr, TB: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    ROWS: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS rows of W over a SPLIT-th of K, on the tensor cores, with W where a product usually has its left side."""
+    tile = tl.program_id(0) // SPLIT
+    part = tl.program_id(0) % SPLIT
+    first = tile * ROWS
+    row, row_mask = weight_rows(first, ROWS, N, GATED)
+    w_rows = weight + (row.to(tl.int64) * K)[:, None]
+    token = tl.arange(0, TB)[None, :]
+    x_rows = x + token * x_stride
+    STEPS: tl.constexpr = ((K + BK - 1) // BK + SPLIT - 1) // SPLIT
+    if LINES > 0:
+        prefetch_rows(weight, tl.where(row_mask, row, 0), part * STEPS * BK, STEPS * BK, LINES, K)
+    begin(PDL)
+    acc = tl.zeros((ROWS, TB), tl.float32)
+    squares = tl.zeros((BK, TB), tl.float32)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        at = (part * STEPS + step) * BK + tl.arange(0, BK)
+        inside = at < K
+        w = tl.load(w_rows + at[None, :], mask=row_mask[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
+        values = tl.load(x_rows + at[:, None], mask=(token < TOKENS) & inside[:, None], other=0.0)
+        if norm_weight is not None:
+            exact = values.to(tl.float32)
+            squares += exact * exact
+            values = (exact * tl.load(norm_weight + at, mask=inside, other=0.0).to(tl.float32)[:, None]).to(x.dtype.element_ty)
+        acc = tl.dot(w, values, acc)
+    square_sums = tl.sum(squares, axis=0)
+    if SPLIT == 1:
+        finish_dot(
+            acc, square_sums, norm_weight, first, residual, out, residual_stride, out_stride, eps, TOKENS, TB, ROWS, N, K, GATED
+        )
+    else:
+        share(acc, square_sums, partial, tile * SPLIT + part, ROWS, TB)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1:
+            acc, square_sums = collect(partial, tile * SPLIT, SPLIT, ROWS, TB)
+            finish_dot(
+                acc,
+                square_sums,
+                norm_weight,
+                first,
+                residual,
+                out,
+                residual_stride,
+                out_stride,
+                eps,
+                TOKENS,
+                TB,
+                ROWS,
+                N,
+                K,
+                GATED,
+            )
+            tl.store(counters + tile, 0)
+
+
+@triton.jit
+def finish_dot(
+    acc, square_sums, norm_weight, first, residual, out, residual_stride, out_stride, eps, TOKENS, TB, ROWS, N, K, GATED
+):
+    if norm_weight is not None:
+        acc *= tl.rsqrt(square_sums / K + eps)[None, :]
+    finish(tl.trans(acc), first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N, GATED)
+
+
+@triton.jit
+def share(acc, square_sums, partial, place, ROWS: tl.constexpr, TB: tl.constexpr):
+    """A program's part of the sums to its place in partial: [places, ROWS + 1, TB] float32, the last row for the squares."""
+    start = partial + place * ((ROWS + 1) * TB)
+    token = tl.arange(0, TB)
+    tl.store(start + tl.arange(0, ROWS)[:, None] * TB + token[None, :], acc)
+    tl.store(start + ROWS * TB + token, square_sums)
+
+
+@triton.jit
+def collect(partial, place, SPLIT: tl.constexpr, ROWS: tl.constexpr, TB: tl.constexpr):
+    """The sums over all parts, always in the same order, so that the last program to arrive gets what any other would."""
+    token = tl.arange(0, TB)
+    at = tl.arange(0, ROWS)[:, None] * TB + token[None, :]
+    acc = tl.zeros((ROWS, TB), tl.float32)
+    square_sums = tl.zeros((TB,), tl.float32)
+    for part in range(SPLIT):
+        start = partial + (place + part) * ((ROWS + 1) * TB)
+        acc += tl.load(start + at, cache_modifier=".cg")
+        square_sums += tl.load(start + ROWS * TB + token, cache_modifier=".cg")
+    return acc, square_sums
