@@ -1,0 +1,1 @@
+"""What only CUDA workers import: nothing on the CPU path may, for it needs triton."""
