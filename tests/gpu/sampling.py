@@ -1,0 +1,101 @@
+"""A device sampler beside the CPU's, for tests. Without a GPU Triton's interpreter runs the kernels, if TRITON_INTERPRET is 1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from common.core import Req, SamplingParams
+from common.engine.philox import uniforms
+from common.engine.sampler import Sampled, Sampler, SampleRow, best_ids, nucleus_ids
+from tests.helpers.sampling import EOS
+
+pytest.importorskip("triton", reason="the device sampler needs triton")
+
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from common.engine.cuda.sampling import DeviceSampler, Level, level_of
+from common.engine.cuda.sampling_state import SamplingState
+
+__all__ = ["DeviceSampler", "Level", "level_of"]
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+VOCAB = 20_000 if CUDA else 600
+"""Several chunks, the last one not full."""
+ROWS = 64 if CUDA else 8
+BATCHES = 200 if CUDA else 2
+NEAR = 1e-4
+"""A draw this near to a boundary between two tokens may fall on either side of it."""
+
+
+class Rig:
+    """A sampler with ROWS slots and a dummy; request i sits in slot `slots[i]`, i unless given."""
+
+    def __init__(self, *, vocab: int = VOCAB, rows: int = ROWS) -> None:
+        self.state = SamplingState(rows + 1, vocab, [EOS], DEVICE)
+        sizes = {} if CUDA else {"chunk": 256, "block": 256, "few": 64}
+        self.sampler = DeviceSampler(self.state, rows, **sizes)
+
+    def load(self, reqs: Sequence[Req], slots: Sequence[int] | None = None) -> None:
+        for slot, req in zip(slots or range(len(reqs)), reqs, strict=False):
+            self.state.load(slot, req, req.completion)
+        self.state.flush()
+
+    def step(
+        self, logits: torch.Tensor, reqs: Sequence[Req], slots: Sequence[int] | None = None, *, level: Level | None = None
+    ) -> list[Sampled]:  # fmt: skip
+        """Samples, without advancing. level: the cheapest unless given."""
+        level = level_of(reqs) if level is None else level
+        self.sampler.sample(logits.to(DEVICE), self.slots(slots or range(len(reqs))), level)
+        return self.sampler.to_sampled(self.sampler.results(len(reqs), level).cpu().numpy(), reqs)
+
+    def sample(
+        self, logits: torch.Tensor, reqs: Sequence[Req], slots: Sequence[int] | None = None, *, level: Level | None = None
+    ) -> list[Sampled]:  # fmt: skip
+        self.load(reqs, slots)
+        return self.step(logits, reqs, slots, level=level)
+
+    def slots(self, slots: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(list(slots), dtype=torch.int32, device=DEVICE)
+
+
+def on_cpu(logits: torch.Tensor, reqs: Sequence[Req]) -> list[Sampled]:
+    rows = [SampleRow(req, i, req.completion) for i, req in enumerate(reqs)]
+    return Sampler([EOS]).sample(logits, rows)
+
+
+def tokens(sampled: Sequence[Sampled]) -> list[int]:
+    return [one.token_id for one in sampled]
+
+
+def distance_to_boundary(logits: torch.Tensor, req: Req) -> float:
+    """How far the request's uniform number is from the nearest step of its cumulative distribution. logits: processed."""
+    params = req.sampling_params
+    assert params.seed is not None
+    kept = kept_weights(logits, params)
+    cumulative = kept.cumsum() / kept.sum()
+    return float(np.abs(cumulative - uniforms([(params.seed, req.completion, req.num_output)])[0]).min())
+
+
+def kept_weights(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
+    """[vocab] float64: 0 where a filter drops the token."""
+    values = logits.double()
+    weights = ((values - values.max()) / params.temperature).exp().float()
+    if 0 < params.top_k < len(weights):
+        weights = keep(weights, best_ids(weights, params.top_k))
+    if params.top_p < 1.0:
+        weights = keep(weights, nucleus_ids(weights, params.top_p))
+    result: np.ndarray = weights.masked_fill(weights < params.min_p, 0.0).double().numpy()
+    return result
+
+
+def keep(weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    kept = torch.zeros_like(weights)
+    kept[ids] = weights[ids]
+    return kept
