@@ -55,7 +55,7 @@ def load(name: str, *, graph_sizes: Sequence[int], max_context: int, pool_pages:
         write_model(Path(folder), name, max_context=max_context)
         config = EngineConfig(
             model=Path(folder),
-            device="cuda",
+            device="cuda:0",
             dtype="bfloat16",
             page_size=64,
             pool_pages=pool_pages,

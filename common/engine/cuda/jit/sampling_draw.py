@@ -28,14 +28,14 @@ NONE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def scale_of(params, slot):
+def scale_of(slot_params, slot):
     """A token's weight is 2 to the (its logit - the best one) * scale."""
-    return LOG2_E / real(params, slot, TEMPERATURE)
+    return LOG2_E / real(slot_params, slot, TEMPERATURE)
 
 
 @triton.jit(do_not_specialize=["dummy_slot"])
 def stats_kernel(
-    logits, stride, work, processed, slots, params, part_max, part_id, part_sum, dummy_slot, vocab,
+    logits, stride, work, processed, slots, slot_params, part_max, part_id, part_sum, dummy_slot, vocab,
     CHUNK: tl.constexpr, GREEDY: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One program: CHUNK logits of a row: the maximum, its first id and, unless GREEDY, the weights' sum relative to it."""
@@ -53,7 +53,7 @@ def stats_kernel(
     tl.store(part_max + part, most)
     tl.store(part_id + part, tl.min(tl.where(values == most, ids, NONE), axis=0))
     if not GREEDY:
-        weights = tl.exp2((values - tl.where(most == float("-inf"), 0.0, most)) * scale_of(params, slot))
+        weights = tl.exp2((values - tl.where(most == float("-inf"), 0.0, most)) * scale_of(slot_params, slot))
         tl.store(part_sum + part, tl.sum(weights, axis=0))
 
 
@@ -67,13 +67,13 @@ def row_best(part_max, row, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["dummy_slot"])
 def tally_kernel(
-    logits, stride, work, processed, slots, params, part_max, thresholds, part_sum, part_ties, dummy_slot, vocab,
+    logits, stride, work, processed, slots, slot_params, part_max, thresholds, part_sum, part_ties, dummy_slot, vocab,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One program: CHUNK logits of a filtered row: the weight above the threshold, and how many tokens are at it."""
     row = tl.program_id(1)
     slot = tl.load(slots + row)
-    if (slot == dummy_slot) | (word(params, slot, FLAGS) & (FILTERED | DETERMINISTIC) != FILTERED):
+    if (slot == dummy_slot) | (word(slot_params, slot, FLAGS) & (FILTERED | DETERMINISTIC) != FILTERED):
         return
     own = 0
     if FULL:
@@ -81,22 +81,22 @@ def tally_kernel(
     most, best = row_best(part_max, row, tl.num_programs(0), CHUNKS)
     ids = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     values = load_logits(logits, stride, work, own, row, ids, vocab, FULL)
-    weights = tl.exp2((values - best) * scale_of(params, slot))
+    weights = tl.exp2((values - best) * scale_of(slot_params, slot))
     threshold = tl.load(thresholds + row)
-    enough = weights >= real(params, slot, MIN_P)
+    enough = weights >= real(slot_params, slot, MIN_P)
     part = row * tl.num_programs(0) + tl.program_id(0)
     tl.store(part_sum + part, tl.sum(tl.where(enough & (values > threshold), weights, 0.0), axis=0))
     tl.store(part_ties + part, tl.sum((enough & (values == threshold)).to(tl.int32), axis=0))
 
 
 @triton.jit
-def uniform(params, slot):
+def uniform(slot_params, slot):
     """In (0, 1), float64: common/engine/philox.py's number for this slot's next token."""
     zero = tl.zeros((1,), tl.uint32)
-    counter = zero + word(params, slot, OUTPUT_INDEX).to(tl.uint32, bitcast=True)
-    stream = zero + word(params, slot, COMPLETION).to(tl.uint32, bitcast=True)
-    low = zero + word(params, slot, SEED).to(tl.uint32, bitcast=True)
-    high = zero + word(params, slot, SEED + 1).to(tl.uint32, bitcast=True)
+    counter = zero + word(slot_params, slot, OUTPUT_INDEX).to(tl.uint32, bitcast=True)
+    stream = zero + word(slot_params, slot, COMPLETION).to(tl.uint32, bitcast=True)
+    low = zero + word(slot_params, slot, SEED).to(tl.uint32, bitcast=True)
+    high = zero + word(slot_params, slot, SEED + 1).to(tl.uint32, bitcast=True)
     first, _, _, _ = philox_impl(counter, stream, zero, zero, low, high)
     return tl.sum((first.to(tl.float64) + 0.5) * 2.0**-32, axis=0)
 
@@ -137,7 +137,7 @@ def token_of(values, ids, weights, threshold, quota, min_p, before, target):
 
 @triton.jit(do_not_specialize=["dummy_slot"])
 def pick_kernel(
-    logits, stride, work, processed, slots, params, part_max, part_id, part_sum, part_ties, thresholds, quotas, tokens,
+    logits, stride, work, processed, slots, slot_params, part_max, part_id, part_sum, part_ties, thresholds, quotas, tokens,
     dummy_slot, vocab, chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GREEDY: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One program: one row's token. A dummy row's is 0, which is one to go on with."""
@@ -151,15 +151,15 @@ def pick_kernel(
     first = tl.load(part_id + row * chunks + chunk, mask=(chunk < chunks) & (most == best), other=NONE)
     token = tl.min(first, axis=0)
     if not GREEDY:
-        flags = word(params, slot, FLAGS)
+        flags = word(slot_params, slot, FLAGS)
         if flags & DETERMINISTIC == 0:
             filtered = flags & FILTERED != 0
-            scale = scale_of(params, slot)
+            scale = scale_of(slot_params, slot)
             threshold = tl.load(thresholds + row, mask=filtered, other=float("-inf"))
             quota = tl.load(quotas + row, mask=filtered, other=NONE)
             at_threshold = tl.exp2((threshold - best) * scale).to(tl.float64)
             index, before, target, quota = chunk_of(
-                part_sum, part_ties, most, best, scale, at_threshold, quota, filtered, uniform(params, slot), row, chunks, CHUNKS
+                part_sum, part_ties, most, best, scale, at_threshold, quota, filtered, uniform(slot_params, slot), row, chunks, CHUNKS
             )
             own = 0
             if FULL:
@@ -167,7 +167,7 @@ def pick_kernel(
             ids = index * CHUNK + tl.arange(0, CHUNK)
             values = load_logits(logits, stride, work, own, row, ids, vocab, FULL)
             weights = tl.exp2((values - best) * scale)
-            drawn = token_of(values, ids, weights, threshold, quota, real(params, slot, MIN_P), before, target)
+            drawn = token_of(values, ids, weights, threshold, quota, real(slot_params, slot, MIN_P), before, target)
             token = tl.where(drawn == NONE, token, drawn)
     # NaN logits have no best one.
     tl.store(tokens + row, tl.where(token < vocab, token, 0))

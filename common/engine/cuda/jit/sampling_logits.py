@@ -49,16 +49,16 @@ def from_ordered(key):
 
 @triton.jit(do_not_specialize=["dummy_slot"])
 def process_kernel(
-    logits, stride, work, processed, slots, params, history, mask, mask_stride, dummy_slot, vocab, CHUNK: tl.constexpr
+    logits, stride, work, processed, slots, slot_params, history, mask, mask_stride, dummy_slot, vocab, CHUNK: tl.constexpr
 ):  # fmt: skip
     """One program: CHUNK logits of a row; only rows that need it are copied to work. A grammar's mask comes before the bias,
     which is added to its -inf in vain."""
     row = tl.program_id(1)
     slot = tl.load(slots + row)
     masked = tl.load(mask + slot * mask_stride + mask_stride - 1) != 0
-    penalized = (word(params, slot, FLAGS) & PENALIZED) != 0
-    stops = (word(params, slot, NUM_STOP) > 0) & (word(params, slot, OUTPUT_INDEX) < word(params, slot, MIN_TOKENS))
-    needed = (slot != dummy_slot) & (masked | penalized | stops | (word(params, slot, NUM_BIAS) > 0))
+    penalized = (word(slot_params, slot, FLAGS) & PENALIZED) != 0
+    stops = (word(slot_params, slot, NUM_STOP) > 0) & (word(slot_params, slot, OUTPUT_INDEX) < word(slot_params, slot, MIN_TOKENS))
+    needed = (slot != dummy_slot) & (masked | penalized | stops | (word(slot_params, slot, NUM_BIAS) > 0))
     if tl.program_id(0) == 0:
         tl.store(processed + row, needed.to(tl.int32))
     if needed == 0:
@@ -67,10 +67,10 @@ def process_kernel(
     inside = ids < vocab
     values = tl.load(logits + row.to(tl.int64) * stride + ids, mask=inside, other=0.0).to(tl.float32)
     past = tl.load(history + slot.to(tl.int64) * vocab + ids, mask=inside & penalized, other=0)
-    repetition = real(params, slot, REPETITION)
+    repetition = real(slot_params, slot, REPETITION)
     values = tl.where(past > 0, tl.where(values > 0, values / repetition, values * repetition), values)
     count = past >> 1
-    cost = count.to(tl.float32) * real(params, slot, FREQUENCY) + real(params, slot, PRESENCE)
+    cost = count.to(tl.float32) * real(slot_params, slot, FREQUENCY) + real(slot_params, slot, PRESENCE)
     values = tl.where(count > 0, values - cost, values)
     words = tl.load(mask + slot * mask_stride + ids // 32, mask=inside & masked, other=-1)
     values = tl.where((words >> (ids % 32)) & 1 != 0, values, float("-inf"))
@@ -79,7 +79,7 @@ def process_kernel(
 
 @triton.jit
 def edit_kernel(
-    work, processed, slots, params, stops, bias_ids, bias_values, vocab,
+    work, processed, slots, slot_params, stops, bias_ids, bias_values, vocab,
     STOPS: tl.constexpr, BIASES: tl.constexpr, STOP_BLOCK: tl.constexpr, BIAS_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: one row's bias, then its end tokens' mask."""
@@ -89,25 +89,25 @@ def edit_kernel(
     slot = tl.load(slots + row)
     values = work + row.to(tl.int64) * vocab
     index = tl.arange(0, BIAS_BLOCK)
-    biased = index < word(params, slot, NUM_BIAS)
+    biased = index < word(slot_params, slot, NUM_BIAS)
     at = values + tl.load(bias_ids + slot * BIASES + index, mask=biased, other=0)
     bias = tl.load(bias_values + slot * BIASES + index, mask=biased, other=0.0)
     tl.store(at, tl.load(at, mask=biased, other=0.0) + bias, mask=biased)
     tl.debug_barrier()  # A biased token may be an end token: -inf must be the last word.
     index = tl.arange(0, STOP_BLOCK)
-    stopped = (index < word(params, slot, NUM_STOP)) & (word(params, slot, OUTPUT_INDEX) < word(params, slot, MIN_TOKENS))
+    stopped = (index < word(slot_params, slot, NUM_STOP)) & (word(slot_params, slot, OUTPUT_INDEX) < word(slot_params, slot, MIN_TOKENS))
     at = values + tl.load(stops + slot * STOPS + index, mask=stopped, other=0)
     tl.store(at, float("-inf"), mask=stopped)
 
 
 @triton.jit(do_not_specialize=["dummy_slot"])
 def top_chunk_kernel(
-    logits, stride, slots, params, part_max, part_sum, part_top, dummy_slot, vocab, CHUNK: tl.constexpr, TOP: tl.constexpr
+    logits, stride, slots, slot_params, part_max, part_sum, part_top, dummy_slot, vocab, CHUNK: tl.constexpr, TOP: tl.constexpr
 ):  # fmt: skip
     """One program: CHUNK raw logits of a row that asks for log-probabilities: maximum, sum of exponentials, the best."""
     row = tl.program_id(1)
     slot = tl.load(slots + row)
-    count = word(params, slot, LOGPROBS)
+    count = word(slot_params, slot, LOGPROBS)
     if (count < 0) | (slot == dummy_slot):
         return
     ids = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
@@ -129,13 +129,13 @@ def top_chunk_kernel(
 
 @triton.jit(do_not_specialize=["dummy_slot"])
 def top_row_kernel(
-    logits, stride, slots, params, part_max, part_sum, part_top, tokens, details, dummy_slot, chunks,
+    logits, stride, slots, slot_params, part_max, part_sum, part_top, tokens, details, dummy_slot, chunks,
     CHUNKS: tl.constexpr, TOP: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """One program: one row's details: [chosen token's log-probability, TOP ids, TOP log-probabilities]."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
-    count = word(params, slot, LOGPROBS)
+    count = word(slot_params, slot, LOGPROBS)
     if (count < 0) | (slot == dummy_slot):
         return
     chunk = tl.arange(0, CHUNKS)

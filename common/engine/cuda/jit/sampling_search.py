@@ -193,20 +193,20 @@ def quota_of(low, over, target, best, scale, COUNTING: tl.constexpr):
 
 @triton.jit(do_not_specialize=["dummy_slot"])
 def search_kernel(
-    logits, stride, work, processed, slots, params, part_max, thresholds, quotas, few, dummy_slot, chunks,
+    logits, stride, work, processed, slots, slot_params, part_max, thresholds, quotas, few, dummy_slot, chunks,
     VOCAB: tl.constexpr, CHUNKS: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """One program: one row's threshold, and how many of the tokens at it are kept, those with the lowest ids."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
-    if (slot == dummy_slot) | (word(params, slot, FLAGS) & (FILTERED | DETERMINISTIC) != FILTERED):
+    if (slot == dummy_slot) | (word(slot_params, slot, FLAGS) & (FILTERED | DETERMINISTIC) != FILTERED):
         return
     own = 0
     if FULL:
         own = tl.load(processed + row)
     _, best = row_best(part_max, row, chunks, CHUNKS)
-    scale = scale_of(params, slot)
-    top_k, top_p = word(params, slot, TOP_K), real(params, slot, TOP_P)
+    scale = scale_of(slot_params, slot)
+    top_k, top_p = word(slot_params, slot, TOP_K), real(slot_params, slot, TOP_P)
     threshold, quota, drop = best - best + float("-inf"), 0, best - best
     if top_k > 0:
         threshold, over, reached, target = find(

@@ -1,6 +1,6 @@
 """What sampling knows of each slot, on the device: loading it, reading it, moving it on by a token.
 
-A slot's params are 32-bit words (sampling_state.HEADER); its history one word per token of the vocabulary: twice the token's
+A slot's slot_params are 32-bit words (sampling_state.HEADER); its history one word per token of the vocabulary: twice the token's
 occurrences in the output, plus 1 if the prompt has it.
 """
 
@@ -37,25 +37,25 @@ PENALIZED = tl.constexpr(4)
 
 
 @triton.jit
-def word(params, slot, INDEX: tl.constexpr):
-    return tl.load(params + slot * PARAMS + INDEX)
+def word(slot_params, slot, INDEX: tl.constexpr):
+    return tl.load(slot_params + slot * PARAMS + INDEX)
 
 
 @triton.jit
-def real(params, slot, INDEX: tl.constexpr):
-    return tl.load(params + slot * PARAMS + INDEX).to(tl.float32, bitcast=True)
+def real(slot_params, slot, INDEX: tl.constexpr):
+    return tl.load(slot_params + slot * PARAMS + INDEX).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def load_slots_kernel(
-    upload, params, stops, bias_ids, bias_values, mask, mask_stride,
+    upload, slot_params, stops, bias_ids, bias_values, mask, mask_stride,
     STOPS: tl.constexpr, BIASES: tl.constexpr, STOP_BLOCK: tl.constexpr, BIAS_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: one upload. Its tail: stop ids, bias ids, bias values (then history, see count_history_kernel)."""
     header = upload + tl.program_id(0) * HEADER
     slot = tl.load(header + SLOT)
     index = tl.arange(0, PARAMS)
-    tl.store(params + slot * PARAMS + index, tl.load(header + index))
+    tl.store(slot_params + slot * PARAMS + index, tl.load(header + index))
     tl.store(mask + slot * mask_stride + mask_stride - 1, 0)
     tail = upload + tl.load(header + TAIL)
     num_stop, num_bias = tl.load(header + NUM_STOP), tl.load(header + NUM_BIAS)
@@ -96,13 +96,13 @@ def count_history_kernel(upload, history, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows", "dummy_slot"])
-def advance_kernel(slots, tokens, params, history, rows, dummy_slot, vocab, BLOCK: tl.constexpr):
+def advance_kernel(slots, tokens, slot_params, history, rows, dummy_slot, vocab, BLOCK: tl.constexpr):
     """One program: BLOCK rows. Live slots differ, so nothing here is atomic."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row, mask=row < rows, other=dummy_slot)
     live = slot != dummy_slot
-    index = params + slot * PARAMS + OUTPUT_INDEX
+    index = slot_params + slot * PARAMS + OUTPUT_INDEX
     tl.store(index, tl.load(index, mask=live, other=0) + 1, mask=live)
-    counted = live & (tl.load(params + slot * PARAMS + FLAGS, mask=live, other=0) & PENALIZED != 0)
+    counted = live & (tl.load(slot_params + slot * PARAMS + FLAGS, mask=live, other=0) & PENALIZED != 0)
     count = history + slot.to(tl.int64) * vocab + tl.load(tokens + row, mask=counted, other=0)
     tl.store(count, tl.load(count, mask=counted, other=0) + 2, mask=counted)
