@@ -76,13 +76,6 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
-class Norm(Protocol):
-    """Something that scales the last dimension of x to a length of its own choice."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The same shape, in a new tensor."""
-
-
 class RMSNorm:
     """x / rms(x) * weight over the last dimension."""
 
@@ -93,3 +86,32 @@ class RMSNorm:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self._shape, self._weight, self._eps)
+
+
+class Block(Protocol):
+    """A stretch of a layer that a device may compute in one kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, in] -> [tokens, out], in a new tensor."""
+
+
+class NormedLinear:
+    """A Linear of the normed input."""
+
+    def __init__(self, linear: Linear, norm: RMSNorm) -> None:
+        self._linear = linear
+        self._norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear.forward(self._norm.forward(x))
+
+
+class Gated:
+    """silu of the first half of another block's output, times the second."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self._block.forward(x).chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)

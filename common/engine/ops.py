@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from common.engine.layers import Linear, Norm, RMSNorm, make_linear
+from common.engine.layers import Block, Gated, Linear, NormedLinear, RMSNorm, make_linear
 
 
 class Ops(Protocol):
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """weight: [out, in]; bias: [out]. The weight may be kept in another layout."""
+    """weight: [out, in], which may be kept in another layout; bias: [out]; norm: [in], of an RMSNorm before the product."""
 
-    def rms_norm(self, weight: torch.Tensor, eps: float) -> Norm:
-        """An RMSNorm. weight: [hidden_size]."""
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up in a new tensor. gate_up: [tokens, 2 * inner], gate first -> [tokens, inner]."""
+    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
+        """norm(x) W^T + b: [tokens, in] -> [tokens, out]."""
+
+    def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
+        """silu(gate) * up of (gate, up) = norm(x) W^T + b, gate's rows of W first: [tokens, in] -> [tokens, out / 2]."""
 
     def rotary_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """What rotations are kept in, for a model in dtype."""
@@ -31,12 +31,11 @@ class CpuOps:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return make_linear(weight, bias)
 
-    def rms_norm(self, weight: torch.Tensor, eps: float) -> Norm:
-        return RMSNorm(weight, eps)
+    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
+        return NormedLinear(make_linear(weight, bias), RMSNorm(norm, eps))
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+    def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
+        return Gated(NormedLinear(make_linear(weight, bias), RMSNorm(norm, eps)))
 
     def rotary_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype

@@ -27,7 +27,7 @@ COPY_BYTES = 16384
 """Bytes of a page that a program copies at a time: 4 x 16 bytes in flight for each of 256 threads."""
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, out: torch.Tensor, pdl: bool = False) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, out: torch.Tensor, pdl: bool | None = None) -> torch.Tensor:
     """out = x / rms(x) * weight, in float32 inside. x, out: [tokens, width], width <= 16384; out may be x. Returns out."""
     tokens, width = x.shape
     assert width <= MAX_NORM_WIDTH and x.stride(1) == out.stride(1) == 1
@@ -38,7 +38,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, out: torch.Te
     return out
 
 
-def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool | None = None) -> torch.Tensor:
     """out = silu(gate) * up, in float32 inside. gate_up: [tokens, 2 * inner], gate first; out: [tokens, inner]. Returns out."""
     tokens, inner = out.shape
     assert gate_up.stride(1) == out.stride(1) == 1 and gate_up.shape[1] == 2 * inner
@@ -62,7 +62,7 @@ def qk_norm_rope_store(
     layer: int,
     out_loc: torch.Tensor,
     peer_addr: torch.Tensor | None = None,
-    pdl: bool = False,
+    pdl: bool | None = None,
 ) -> None:
     """Norm and rotation of the q and k heads; q to q_out, k and v to their places in the pool, in float32 until they are written.
 
@@ -102,7 +102,7 @@ def gather_step(
     out_loc: torch.Tensor,
     block_tables: torch.Tensor,
     page_size: int,
-    pdl: bool = False,
+    pdl: bool | None = None,
 ) -> None:
     """A decode step's inputs, from the state of the requests in it: entry b is the request whose state is in row slots[b].
 
@@ -128,7 +128,7 @@ def advance(
     token: torch.Tensor,
     device_len: torch.Tensor,
     dummy_slot: int,
-    pdl: bool = False,
+    pdl: bool | None = None,
 ) -> None:
     """The step's tokens become the state that the next step gathers, one longer. The row dummy_slot stays as it is.
 

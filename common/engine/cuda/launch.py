@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
+
+import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter runs the kernels, on CPU tensors: what is only an instruction of the GPU is left out."""
 
 
-def launch_options(warps: int, *, pdl: bool) -> dict[str, Any]:
-    """pdl: programmatic dependent launch (see kernels)."""
-    pdl = pdl and not INTERPRETED
+@cache
+def has_pdl() -> bool:
+    """Whether this card can launch a kernel before the one before it has ended."""
+    return not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
+
+
+def launch_options(warps: int, *, pdl: bool | None) -> dict[str, Any]:
+    """pdl: programmatic dependent launch (see kernels); None: where the card has it."""
+    pdl = has_pdl() and pdl is not False
     options: dict[str, Any] = {"PDL": pdl, "num_warps": warps}
     return options | {"launch_pdl": True} if pdl else options
 

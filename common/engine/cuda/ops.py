@@ -6,51 +6,88 @@ import torch
 import torch.nn.functional as F
 
 from common.engine.cuda import kernels
-from common.engine.layers import Linear
+from common.engine.cuda.small_linear import MAX_TOKENS, Workspace, small_linear
+from common.engine.layers import Block, Linear
 
 
 class CudaOps:
-    """cuBLAS products and fused Triton kernels."""
+    """Up to MAX_TOKENS tokens, a product is the time of reading its weight: one kernel with what is around it. Beyond, cuBLAS and
+    fused small kernels."""
+
+    def __init__(self) -> None:
+        self._workspaces: dict[torch.device, Workspace] = {}
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return CudaLinear(weight, bias)
+        return CudaLinear(weight, bias, self._workspace(weight.device))
 
-    def rms_norm(self, weight: torch.Tensor, eps: float) -> CudaRMSNorm:
-        return CudaRMSNorm(weight, eps)
+    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
+        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device))
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[tokens, 2 * inner] -> [tokens, inner]: silu of the first half times the second."""
-        out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-        return kernels.silu_and_mul(gate_up, out)
+    def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
+        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), gated=True)
 
     def rotary_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 
+    def _workspace(self, device: torch.device) -> Workspace:
+        """One for all products of the device: they follow each other on one stream."""
+        if device not in self._workspaces:
+            self._workspaces[device] = Workspace(device)
+        return self._workspaces[device]
+
 
 class CudaLinear:
-    """x W^T + b by cuBLAS. weight: [out, in]."""
+    """x W^T + b. weight: [out, in]."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, workspace: Workspace) -> None:
         self._weight = weight
         self._transposed = weight.T
         self._bias = bias
+        self._workspace = workspace
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._weight, self._bias)
 
     def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Adds in place, within the product: residual is read and written once."""
+        """In place, within the product: residual is read and written once."""
         if self._bias is not None:
             residual += self._bias
+        if len(x) <= MAX_TOKENS:
+            return small_linear(x, self._weight, residual, residual=residual, workspace=self._workspace)
         return residual.addmm_(x, self._transposed)
 
 
-class CudaRMSNorm:
-    """x / rms(x) * weight over the last dimension, in float32 inside."""
+class CudaNormedLinear:
+    """norm(x) W^T + b, and what gated_linear makes of it."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight
-        self._eps = eps
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: torch.Tensor,
+        eps: float,
+        workspace: Workspace,
+        *,
+        gated: bool = False,
+    ) -> None:
+        self._weight, self._bias, self._norm, self._eps = weight, bias, norm, eps
+        self._workspace = workspace
+        self._gated = gated
+        self._out_size = len(weight) // 2 if gated else len(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return kernels.rms_norm(x, self._weight, eps=self._eps, out=torch.empty_like(x))
+        out = x.new_empty(len(x), self._out_size)
+        if len(x) <= MAX_TOKENS and self._bias is None:
+            return small_linear(
+                x,
+                self._weight,
+                out,
+                norm_weight=self._norm,
+                eps=self._eps,
+                gated=self._gated,
+                workspace=self._workspace,
+            )
+        normed = kernels.rms_norm(x, self._norm, eps=self._eps, out=torch.empty_like(x))
+        if not self._gated:
+            return F.linear(normed, self._weight, self._bias)
+        return kernels.silu_and_mul(F.linear(normed, self._weight, self._bias), out)

@@ -82,7 +82,7 @@ def small_linear(
     residual: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     plan: Plan | None = None,
-    pdl: bool = False,
+    pdl: bool | None = None,
 ) -> torch.Tensor:
     """out = residual + f(norm(x) weight^T), sums in float32, the same to the bit in each run of a plan. Returns out.
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from common.core import get_global_ctx
-from common.engine.layers import Linear
 from common.engine.model_config import ModelConfig
 from common.engine.ops import Ops
 from common.engine.rotary import AttentionHeads, RotaryEmbedding
@@ -32,10 +31,11 @@ class DenseModel:
             device=weights.device,
         )
         self._layers = [DecoderLayer(config, weights, ops, rotary, index) for index in range(config.num_layers)]
-        self._norm = ops.rms_norm(weights.tensor("model.norm.weight", config.hidden_size), config.rms_norm_eps)
         tied = config.tie_word_embeddings
-        self._head = ops.linear(
-            self._embedding if tied else weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        self._head = ops.normed_linear(
+            self._embedding if tied else weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size),
+            norm=weights.tensor("model.norm.weight", config.hidden_size),
+            eps=config.rms_norm_eps,
         )
 
     def forward(self) -> torch.Tensor:
@@ -49,30 +49,31 @@ class DenseModel:
         x = self._layers[-1].forward(x, rows)
         if len(x) == 0:
             return x.new_empty(0, self.config.vocab_size)
-        return self._head.forward(self._norm.forward(x))
+        return self._head.forward(x)
 
 
 class DecoderLayer:
     def __init__(self, config: ModelConfig, weights: WeightSource, ops: Ops, rotary: RotaryEmbedding, index: int) -> None:
         prefix = f"model.layers.{index}."
-        hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        hidden, inner = config.hidden_size, config.intermediate_size
         gate_up = [(f"{prefix}mlp.gate_proj", inner), (f"{prefix}mlp.up_proj", inner)]
-        self._silu_and_mul = ops.silu_and_mul
         self._attention = Attention(config, weights, ops, rotary, index)
-        self._gate_up = _projection(weights, ops, gate_up, hidden, bias=config.mlp_bias)
-        self._down = _projection(weights, ops, [(f"{prefix}mlp.down_proj", hidden)], inner, bias=config.mlp_bias)
-        self._input_norm = ops.rms_norm(weights.tensor(f"{prefix}input_layernorm.weight", hidden), eps)
-        self._post_norm = ops.rms_norm(weights.tensor(f"{prefix}post_attention_layernorm.weight", hidden), eps)
+        self._gate_up = ops.gated_linear(
+            *_projection(weights, gate_up, hidden, bias=config.mlp_bias),
+            norm=weights.tensor(f"{prefix}post_attention_layernorm.weight", hidden),
+            eps=config.rms_norm_eps,
+        )
+        self._down = ops.linear(*_projection(weights, [(f"{prefix}mlp.down_proj", hidden)], inner, bias=config.mlp_bias))
 
     def forward(self, x: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """x: [tokens, hidden_size], which may be overwritten -> the same, or [rows, hidden_size] of those rows."""
-        attended = self._attention.attend(self._input_norm.forward(x))
+        attended = self._attention.attend(x)
         if rows is not None:
             attended, x = attended[rows], x[rows]
             if len(rows) == 0:
                 return x
         x = self._attention.project(attended, x)
-        return self._down.forward_add(self._silu_and_mul(self._gate_up.forward(self._post_norm.forward(x))), x)
+        return self._down.forward_add(self._gate_up.forward(x), x)
 
 
 class Attention:
@@ -81,8 +82,13 @@ class Attention:
         self._index = index
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = [(f"{prefix}q_proj", q_size), (f"{prefix}k_proj", kv_size), (f"{prefix}v_proj", kv_size)]
-        self._qkv = _projection(weights, ops, parts, config.hidden_size, bias=config.attention_bias)
-        self._out = _projection(weights, ops, [(f"{prefix}o_proj", config.hidden_size)], q_size, bias=config.attention_bias)
+        self._qkv = ops.normed_linear(
+            *_projection(weights, parts, config.hidden_size, bias=config.attention_bias),
+            norm=weights.tensor(f"model.layers.{index}.input_layernorm.weight", config.hidden_size),
+            eps=config.rms_norm_eps,
+        )
+        out = [(f"{prefix}o_proj", config.hidden_size)]
+        self._out = ops.linear(*_projection(weights, out, q_size, bias=config.attention_bias))
         self._heads = AttentionHeads(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -94,7 +100,7 @@ class Attention:
         )
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [tokens, hidden_size] -> [tokens, num_heads * head_dim], before the output projection."""
+        """x: [tokens, hidden_size], before the layer's norm -> [tokens, num_heads * head_dim], before the output projection."""
         ctx = get_global_ctx()
         return ctx.attn_backend.forward(self._qkv.forward(x), self._heads, self._index, ctx.batch)
 
@@ -103,7 +109,9 @@ class Attention:
         return self._out.forward_add(attended, residual)
 
 
-def _projection(weights: WeightSource, ops: Ops, parts: list[tuple[str, int]], in_size: int, *, bias: bool) -> Linear:
-    """One product for several (name, out size) projections of the same input."""
+def _projection(
+    weights: WeightSource, parts: list[tuple[str, int]], in_size: int, *, bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias of one product for several (name, out size) projections of the same input."""
     weight = weights.stacked([(f"{name}.weight", size) for name, size in parts], in_size)
-    return ops.linear(weight, weights.stacked([(f"{name}.bias", size) for name, size in parts]) if bias else None)
+    return weight, weights.stacked([(f"{name}.bias", size) for name, size in parts]) if bias else None

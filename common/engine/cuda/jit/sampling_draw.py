@@ -159,7 +159,18 @@ def pick_kernel(
             quota = tl.load(quotas + row, mask=filtered, other=NONE)
             at_threshold = tl.exp2((threshold - best) * scale).to(tl.float64)
             index, before, target, quota = chunk_of(
-                part_sum, part_ties, most, best, scale, at_threshold, quota, filtered, uniform(slot_params, slot), row, chunks, CHUNKS
+                part_sum,
+                part_ties,
+                most,
+                best,
+                scale,
+                at_threshold,
+                quota,
+                filtered,
+                uniform(slot_params, slot),
+                row,
+                chunks,
+                CHUNKS,
             )
             own = 0
             if FULL:

@@ -57,7 +57,9 @@ def process_kernel(
     slot = tl.load(slots + row)
     masked = tl.load(mask + slot * mask_stride + mask_stride - 1) != 0
     penalized = (word(slot_params, slot, FLAGS) & PENALIZED) != 0
-    stops = (word(slot_params, slot, NUM_STOP) > 0) & (word(slot_params, slot, OUTPUT_INDEX) < word(slot_params, slot, MIN_TOKENS))
+    stops = (word(slot_params, slot, NUM_STOP) > 0) & (
+        word(slot_params, slot, OUTPUT_INDEX) < word(slot_params, slot, MIN_TOKENS)
+    )
     needed = (slot != dummy_slot) & (masked | penalized | stops | (word(slot_params, slot, NUM_BIAS) > 0))
     if tl.program_id(0) == 0:
         tl.store(processed + row, needed.to(tl.int32))
@@ -95,7 +97,9 @@ def edit_kernel(
     tl.store(at, tl.load(at, mask=biased, other=0.0) + bias, mask=biased)
     tl.debug_barrier()  # A biased token may be an end token: -inf must be the last word.
     index = tl.arange(0, STOP_BLOCK)
-    stopped = (index < word(slot_params, slot, NUM_STOP)) & (word(slot_params, slot, OUTPUT_INDEX) < word(slot_params, slot, MIN_TOKENS))
+    stopped = (index < word(slot_params, slot, NUM_STOP)) & (
+        word(slot_params, slot, OUTPUT_INDEX) < word(slot_params, slot, MIN_TOKENS)
+    )
     at = values + tl.load(stops + slot * STOPS + index, mask=stopped, other=0)
     tl.store(at, float("-inf"), mask=stopped)
 
