@@ -3,6 +3,7 @@
 #   make run-local MODEL=<folder or hub id> DEVICE=auto|cpu|cuda PREFILL=1 DECODE=1 PORT=50051 ARGS="--max-context 2048"
 #   make test-unit TESTS="tests/unit/test_core.py -k lengths"
 #   make bench-cpu ARGS="--help"
+#   make bench-serve ARGS="goodput --launch --slo ttft:p90:400ms --slo gap:p99:12ms"
 #
 # Targets run in .venv, which is made on demand. PYTHON=python3 runs them with that interpreter instead and installs nothing.
 
@@ -24,7 +25,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup protos run-local smoke chat test test-unit test-faults test-gpu bench bench-cpu bench-router fmt lint types clean help
+.PHONY: setup protos run-local smoke chat test test-unit test-faults test-gpu bench bench-cpu bench-router bench-serve fmt lint types clean help
 
 setup: $(READY)  ## make .venv and install the pinned dependencies (TORCH= chooses another torch)
 
@@ -64,6 +65,9 @@ bench-cpu: $(READY)  ## generation on this machine's CPU, next to transformers
 
 bench-router: $(READY)  ## the router's own speed, with workers that only pretend
 	@$(PYTHON) -m bench.router $(ARGS)
+
+bench-serve: $(READY)  ## what clients see under load: ARGS="open|goodput|offline|interference ..."
+	@$(PYTHON) -m bench.serve $(or $(ARGS),--help)
 
 fmt: $(READY)  ## format the code
 	@$(PYTHON) -m ruff format

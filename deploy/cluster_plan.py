@@ -28,6 +28,7 @@ class Command(NamedTuple):
 
 class Options(NamedTuple):
     """What the cluster is asked to be. max_context, dtype: as the workers take them, None for their defaults.
+    load_format: of the workers; dummy needs no weight files.
     prefill_args, decode_args: what each worker of a side is told besides."""
 
     model: Path
@@ -36,6 +37,7 @@ class Options(NamedTuple):
     decode: int = 1
     max_context: int | None = None
     dtype: str | None = None
+    load_format: str | None = None
     log_level: str = "info"
     prefill_args: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()
@@ -69,6 +71,8 @@ def plan(options: Options, *, devices: Sequence[str], cores: int) -> list[Comman
         line = (*python, module, *shared, "--router", str(options.router), "--device", device)
         if options.dtype is not None:
             line += ("--dtype", options.dtype)
+        if options.load_format is not None:
+            line += ("--load-format", options.load_format)
         if device == "cpu":
             line += ("--threads", str(threads))
         elif on_device[device] > 1:

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=50051, help="the router's, on 127.0.0.1; 0 takes a free one (default: 50051)")
     parser.add_argument("--max-context", type=int, help="caps the context, in tokens")
     parser.add_argument("--dtype", help="what the workers compute in (default: theirs)")
+    parser.add_argument("--load-format", help="dummy: random weights, for benchmarks (default: the workers')")
     parser.add_argument("--prefill-args", type=shlex.split, default=(), help="more options of the prefill workers, as one text")
     parser.add_argument("--decode-args", type=shlex.split, default=(), help="more options of the decode workers, as one text")
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error (default: info)")
@@ -58,7 +59,7 @@ def _commands(arguments: argparse.Namespace, router: Address) -> list[Command]:
         raise ValueError(f"PREFILL and DECODE must be at least 1, got {arguments.prefill} and {arguments.decode}")
     gpus = 0 if arguments.device == "cpu" else count_gpus()
     devices = place(arguments.device, gpus=gpus, prefill=arguments.prefill, decode=arguments.decode)
-    model = ModelDir.open(resolve(arguments.model))
+    model = ModelDir.open(resolve(arguments.model), need_weights=arguments.load_format != "dummy")
     options = Options(
         model=model.path,
         router=router,
@@ -66,6 +67,7 @@ def _commands(arguments: argparse.Namespace, router: Address) -> list[Command]:
         decode=arguments.decode,
         max_context=arguments.max_context,
         dtype=arguments.dtype,
+        load_format=arguments.load_format,
         log_level=arguments.log_level,
         prefill_args=tuple(arguments.prefill_args),
         decode_args=tuple(arguments.decode_args),

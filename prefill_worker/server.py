@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -158,7 +159,8 @@ async def serve(config: Config, stop: Stop) -> int:
     log.info("prefill worker %s: %s", VERSION, describe(config))
     config.warn_of_no_router(log)
     metrics_port = start_metrics_server(config.metrics_port)
-    server = PrefillServer(config, engine=engine_config(config, pool_pages=pool_before_start(config)[0]))
+    engine = engine_config(config, pool_pages=pool_before_start(config)[0])
+    server = PrefillServer(config, engine=replace(engine, chunk_tokens=config.chunk_tokens))
     register_page_gauges(server.worker.pages)
     register_load_gauges(server.worker.load)
     try:

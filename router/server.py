@@ -48,7 +48,7 @@ class Router:
         epoch = rng.getrandbits(64)
         self._grace = config.grace
         self._listen = config.listen
-        model = ServedModel(ModelDir.open(config.model), max_context=config.max_context)
+        model = ServedModel(ModelDir.open(config.model, need_weights=False), max_context=config.max_context)
         self.admission = Admission(max_queue=config.max_queue, max_in_flight=config.max_in_flight)
         self.dispatch = Dispatch()
         self.registry = Registry(fingerprint=model.fingerprint)

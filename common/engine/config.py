@@ -18,6 +18,7 @@ class EngineConfig:
     memory_fraction: of the GPU's total memory, what the worker may use in all; None on the CPU.
     pool_bytes: the pool's, at most; None: no such limit.
     max_context: tokens of one request; cut to the model's. None: the model's.
+    chunk_tokens: most tokens of one prefill step, over all requests; 0: this engine computes no prompts.
     table_rows: requests that may have a page table row at once.
     prefill_attention, decode_attention: "auto": what the device does best.
     chunk_tokens: prompt tokens of one step, at most.
@@ -34,6 +35,7 @@ class EngineConfig:
     memory_fraction: float | None = None
     pool_bytes: int | None = None
     max_context: int | None = None
+    chunk_tokens: int = 0
     table_rows: int
     prefill_attention: PrefillAttention = "auto"
     decode_attention: DecodeAttention = "auto"

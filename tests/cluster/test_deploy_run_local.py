@@ -63,6 +63,20 @@ async def test_one_command_starts_a_cluster_that_answers_and_one_ctrl_c_ends_it(
         assert f"\n{name:<8} | " in launcher.output
 
 
+async def test_random_weights_need_no_weight_files_and_each_side_hears_its_own_options(
+    started: list[Process], tiny: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors*"))
+    sides = ("--prefill-args=--pool-pages 50", "--decode-args=--pool-pages 60 --max-running 3")
+    launcher = launch(started, model, "--load-format", "dummy", *sides, log=tmp_path / "log")
+    async with Client(launcher.wait_for_line(READY)[1]) as client:
+        assert len((await client.generate("hello", sampling={"max_tokens": 3, "ignore_eos": True})).ids) == 3
+        workers = (await client.workers()).values()
+    assert {worker.role: worker.total_pages for worker in workers} == {"prefill": 50, "decode": 60}
+    launcher.signal(signal.SIGINT)
+    assert launcher.wait(within=15) == 0
+
+
 def test_lif_03_a_ctrl_c_during_the_start_is_an_ordinary_stop(started: list[Process], tiny: Path, tmp_path: Path) -> None:
     launcher = launch(started, tiny, log=tmp_path / "log")
     launcher.wait_for_line(r"^router +\| ")

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
     *("setup", "protos", "run-local", "smoke", "chat", "test", "test-unit", "test-faults", "test-gpu"),
-    *("bench", "bench-cpu", "bench-router", "fmt", "lint", "types", "clean", "help"),
+    *("bench", "bench-cpu", "bench-router", "bench-serve", "fmt", "lint", "types", "clean", "help"),
 ]
 
 
@@ -56,6 +56,13 @@ def test_flashinfer_is_in_the_extra_cuda_alone(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
     assert [text for text in extras["cuda"] if text.startswith("flashinfer-python")] == ["flashinfer-python==0.6.13"]
     assert not any("flashinfer" in text for text in (*project["dependencies"], *extras["dev"], *locked()))
+
+
+def test_matplotlib_is_in_the_extra_bench_alone_and_pinned(project: dict[str, Any]) -> None:
+    extras = project["optional-dependencies"]
+    assert [Requirement(text).name for text in extras["bench"]] == ["matplotlib"]
+    assert all("==" in text for text in extras["bench"])
+    assert not any("matplotlib" in text for text in (*project["dependencies"], *extras["dev"], *locked()))
 
 
 def test_every_process_names_the_projects_version(project: dict[str, Any]) -> None:
