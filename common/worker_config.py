@@ -13,6 +13,7 @@ from common.config import option, required
 from common.engine.threads import default_threads
 
 MIB = 1 << 20
+ENGINES = ("thread", "process")
 _WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -25,6 +26,7 @@ class WorkerConfig:
     listen: Address = option(Address("127.0.0.1", 0), "where to serve; port 0 takes a free one")
     advertise: Address | None = option(None, "address that routers and peers reach this worker at, if not --listen's")
     device: str = option("cpu", "where to compute", choices=("cpu",))
+    engine: str | None = option(None, "what the engine runs in; default: a thread on cpu, else a process", choices=ENGINES)
     dtype: str = option("float32", "of weights, activations and KV", choices=("float32", "bfloat16"))
     page_size: int = option(16, "tokens per KV page; the same on every worker")
     pool_pages: int | None = option(None, "pages in the KV pool; default: what --pool-memory-mb holds")
@@ -41,6 +43,11 @@ class WorkerConfig:
         self._check_positive("page_size", "pool_memory_mb", "pool_pages", "max_context", "max_running", "threads")
         if self.listen.host in _WILDCARDS and self.advertise is None:
             raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
+
+    @property
+    def engine_kind(self) -> str:
+        """thread or process."""
+        return self.engine or ("thread" if self.device == "cpu" else "process")
 
     def pages_of(self, page_bytes: int) -> int:
         """Pages in the pool, given what one takes. Raises ValueError if not even one fits."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, assert_never
 
-from common.engine.handle import DEFERRED, Emit, Reply
+from common.engine.handle import DEFERRED, Emit, EngineDescription, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, Unavailable
@@ -63,7 +63,7 @@ class DecodeCore:
         clock: Callable[[], float] = time.monotonic,
         new_ticket: NewName = random_name,
     ) -> None:
-        self.compatibility = runner.compatibility
+        self.description = EngineDescription(runner.compatibility, pool_pages, runner.pool.page_bytes)
         self._pool = PagePool(pool_pages, runner.compatibility.page_size)
         self._emit = emit
         self._clock = clock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 
 from common.core import Req
@@ -95,7 +94,7 @@ class Tickets:
             self._end(ticket, error, now=now, drained=True)
             raise
         firsts = [
-            (which, replace(token, key=key))
+            (which, token._replace(key=key))
             for which, (key, token) in enumerate(zip(ticket.keys, command.first_tokens, strict=True))
             if token.finish is None and key not in ticket.cancelled
         ]

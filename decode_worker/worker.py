@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from common.core import Req
-from common.engine.handle import EngineHandle
+from common.engine.handle import EngineDescription, EngineHandle
 from common.errors import InvalidRequest, Unavailable
 from common.handoff.base import TRANSPORTS
 from common.handoff.grpc_receiver import GrpcReceiver
@@ -17,7 +17,6 @@ from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
-from decode_worker.core import DecodeCore
 from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions
 
@@ -34,7 +33,7 @@ class DecodeWorker:
         self.worker_id = worker_id
         self.memory = memory
         self._engine = make_engine(self._on_event)
-        self._compatibility: Compatibility | None = None
+        self._description: EngineDescription | None = None
         self.sessions = Sessions(self._engine.post)
         self.receiver = GrpcReceiver(page_view=memory.page_view, page_bytes=memory.page_bytes)
         self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
@@ -43,13 +42,13 @@ class DecodeWorker:
         self._stats = events.Stats(0, 0, PageCounts(memory.num_pages, 0, 0, 0, memory.num_pages))
         self._draining = False
 
-    async def start(self) -> Compatibility:
-        """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
+    async def start(self) -> EngineDescription:
+        """Loads the model; raises what that raised."""
         if self._offer_shm:
             self._shm.start()
-        core: DecodeCore = await self._engine.start()
-        self._compatibility = core.compatibility
-        return core.compatibility
+        engine: EngineDescription = await self._engine.start()
+        self._description = engine
+        return engine
 
     @property
     def died(self) -> asyncio.Future[BaseException | None]:
@@ -58,7 +57,7 @@ class DecodeWorker:
     @property
     def ready(self) -> DecodeWorker:
         """This worker; raises Unavailable while it can serve nobody yet."""
-        if self._compatibility is None:
+        if self._description is None:
             raise Unavailable("the model is still being loaded")
         return self
 
@@ -73,8 +72,8 @@ class DecodeWorker:
 
     def pair(self, prefill_worker: str, compatibility: Compatibility) -> str:
         """A pair id. Raises Incompatible naming both values."""
-        assert self._compatibility is not None
-        self._compatibility.check(compatibility, our_name=self.worker_id, their_name=prefill_worker)
+        assert self._description is not None
+        self._description.compatibility.check(compatibility, our_name=self.worker_id, their_name=prefill_worker)
         return self._pairs.add(prefill_worker)
 
     @property
@@ -134,7 +133,7 @@ class DecodeWorker:
         self.sessions.end_all(Unavailable("this decode worker is stopping"))
 
     async def close(self) -> None:
-        """Waits for the engine's thread, also while it loads the model: torch aborts a process that ends under it."""
+        """Waits for the engine; for its thread also while it loads the model: torch aborts a process that ends under it."""
         await self._engine.close()
         await self._shm.close()
 

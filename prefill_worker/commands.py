@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.core import Req
+from common.descriptor import Descriptor
 from common.handoff.base import Transport
 from common.work_key import WorkKey
 
@@ -77,7 +78,7 @@ class OpenPool:
     """Map a decode worker's pool for Destinations with this pair_id. descriptor stays the caller's. Reply: None."""
 
     pair_id: str
-    descriptor: int
+    descriptor: Descriptor
     pool_bytes: int
     page_bytes: int
 

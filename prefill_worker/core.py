@@ -15,12 +15,12 @@ from typing import Any
 
 from common.core import Batch
 from common.engine.chunks import plan_chunks
-from common.engine.handle import DEFERRED, Emit, Reply
+from common.engine.handle import DEFERRED, Emit, EngineDescription, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner, Sampled
 from common.errors import AlreadyExists, PdserveError, Unavailable
 from common.handoff.base import pages_ready
-from common.work import Compatibility, PageCounts
+from common.work import PageCounts
 from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Admitted, Check, ClosePool, Compute, Extend, FlushPrefixCache, Forget, OpenPool
 from prefill_worker.events import Broken, PrefillDone, PrefillStarted, Stats
@@ -67,16 +67,9 @@ class PrefillCore:
         self._stats: Stats | None = None
 
     @property
-    def compatibility(self) -> Compatibility:
-        return self._runner.compatibility
-
-    @property
-    def page_bytes(self) -> int:
-        return self._runner.pool.page_bytes
-
-    def page_view(self, page_id: int) -> memoryview:
-        """A page's bytes; the event loop may read a page named by PagesReady until it sends Forget."""
-        return self._runner.pool.page_view(page_id)
+    def description(self) -> EngineDescription:
+        pool = self._runner.pool
+        return EngineDescription(self._runner.compatibility, pool.num_pages, pool.page_bytes)
 
     def handle(self, command: Any, call_id: int | None) -> Any:
         match command:

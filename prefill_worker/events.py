@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from common.engine.handle import Urgent
 from common.errors import PdserveError
 from common.work import PageCounts, TokenOut
 from common.work_key import WorkKey
@@ -18,7 +19,7 @@ class Page(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PrefillStarted:
+class PrefillStarted(Urgent):
     """The first chunk is about to be computed."""
 
     key: WorkKey
@@ -26,7 +27,7 @@ class PrefillStarted:
 
 
 @dataclass(frozen=True)
-class PagesReady:
+class PagesReady(Urgent):
     """These pages are complete and stay as they are until Forget (grpc destinations only)."""
 
     key: WorkKey

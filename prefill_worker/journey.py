@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from common.engine.handle import EngineHandle
@@ -212,7 +212,7 @@ class Journey(Stateful):
     def _as_committed(self, token: TokenOut) -> TokenOut:
         """A completion that the router gave up in the meantime is not to be run."""
         if token.finish is None and token.key in self._ended_by:
-            return replace(token, finish=FinishReason.ABORT)
+            return token._replace(finish=FinishReason.ABORT)
         return token
 
     def _report_failure(self) -> None:

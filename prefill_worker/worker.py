@@ -8,10 +8,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from common.engine.handle import EngineHandle
+from common.engine.handle import EngineDescription, EngineHandle
 from common.errors import Unavailable
 from common.handoff.choose import TransportMode
-from common.work import Compatibility, PageCounts, WorkerLoad
+from common.handoff.pool_memory import PoolMemory
+from common.work import PageCounts, WorkerLoad
 from prefill_worker.commands import Check, FlushPrefixCache
 from prefill_worker.events import Stats
 from prefill_worker.journey import Tools
@@ -33,6 +34,7 @@ class PrefillWorker:
         worker_id: str,
         *,
         make_engine: MakeEngine,
+        memory: PoolMemory,
         transport: TransportMode,
         verify: bool,
         transfer_timeout: timedelta,
@@ -40,12 +42,13 @@ class PrefillWorker:
         metrics: PrefillMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """make_engine(on_event): an engine whose core is a PrefillCore. Call within the running loop."""
+        """make_engine(on_event): an engine whose core is a PrefillCore living in memory. Call within the running loop."""
         self.worker_id = worker_id
         self.clock = clock
         self.is_draining = False
         """Set it (drain does) and nothing new is taken."""
         self._engine = make_engine(self._on_event)
+        self._memory = memory
         self._transport: TransportMode = transport
         self._verify = verify
         self._transfer_timeout = transfer_timeout
@@ -55,13 +58,13 @@ class PrefillWorker:
         self._journeys: Journeys | None = None
         self._stats = Stats(0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0))
 
-    async def start(self) -> Compatibility:
-        """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
-        core = await self._engine.start()
+    async def start(self) -> EngineDescription:
+        """Loads the model; raises what that raised."""
+        engine: EngineDescription = await self._engine.start()
         terms = Terms(
             worker_id=self.worker_id,
-            compatibility=core.compatibility,
-            page_bytes=core.page_bytes,
+            compatibility=engine.compatibility,
+            page_bytes=engine.page_bytes,
             transport=self._transport,
             verify=self._verify,
             transfer_timeout=self._transfer_timeout,
@@ -70,14 +73,13 @@ class PrefillWorker:
         tools = Tools(
             engine=self._engine,
             peer_at=self._peers.at,
-            read_page=core.page_view,
+            read_page=self._memory.page_view,
             clock=self.clock,
             verify=self._verify,
             metrics=self._metrics,
         )
         self._journeys = Journeys(tools=tools, max_requests=self._max_requests)
-        compatibility: Compatibility = core.compatibility
-        return compatibility
+        return engine
 
     @property
     def died(self) -> asyncio.Future[BaseException | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.engine.runner import EngineConfig, page_bytes
 from common.errors import StartError
+from common.handoff.pool_memory import PoolMemory
 from common.worker_config import WorkerConfig
 
 
@@ -14,6 +15,15 @@ def size_pool(config: WorkerConfig) -> tuple[int, int]:
         return config.pages_of(each), each
     except ValueError as error:
         raise StartError(str(error)) from error
+
+
+def make_memory(config: WorkerConfig) -> PoolMemory:
+    """The KV pool's bytes, for the engine to live in and the event loop to read and write. Raises StartError."""
+    pages, bytes_per_page = size_pool(config)
+    try:
+        return PoolMemory(pages, bytes_per_page)
+    except OSError as error:
+        raise StartError(f"cannot make the KV pool: {error}") from error
 
 
 def engine_config(config: WorkerConfig, *, pool_pages: int) -> EngineConfig:

@@ -13,7 +13,8 @@ import grpc
 
 from common.address import Address
 from common.core import Batch, Req
-from common.engine.handle import Emit, ThreadEngine
+from common.engine.handle import Emit
+from common.engine.thread import ThreadEngine
 from common.handoff.base import page_checksum, tokens_of
 from common.handoff.pool_memory import PoolMemory
 from common.rpc.channels import make_channel

@@ -9,7 +9,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from common.engine.handle import ThreadEngine
+from common.engine.thread import ThreadEngine
+from common.handoff.pool_memory import PoolMemory
 from common.work import TokenOut, WorkFailure
 from common.work_key import WorkKey
 from prefill_worker.core import PrefillCore
@@ -73,7 +74,8 @@ class PrefillStand:
         self.decode = decode
         self.report = Recorder()
         settings: dict[str, Any] = {"page_size": decode.page_size, "rows": max_running} | runner
-        self.runner = FakeRunner(**settings)
+        memory = PoolMemory(settings.get("num_pages", 32), 2 * 4 * settings["page_size"])
+        self.runner = FakeRunner(storage=memory.view, **settings)
         self.core: PrefillCore
         self.registry = CollectorRegistry()
         self._next_uid = 1
@@ -89,6 +91,7 @@ class PrefillStand:
         self.worker = PrefillWorker(
             "prefill-test",
             make_engine=make_engine,
+            memory=memory,
             transport=transport,
             verify=verify,
             transfer_timeout=timedelta(seconds=transfer_timeout),
