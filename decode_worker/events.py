@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from common.engine.handle import Urgent
 from common.work import PageCounts, TokenOut, WorkFailure
 from common.work_key import WorkKey
 
@@ -26,6 +27,13 @@ class TicketClosed:
 
 
 @dataclass(frozen=True)
+class SlotFree(Urgent):
+    """Answers StorePage: the page is in the pool."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
 class StepTokens:
     """The tokens of one step for one router: one per request, two in a request's first step, which repeats its first token."""
 
@@ -38,7 +46,8 @@ class StepTokens:
 
 
 def _step_tokens(router_epoch: int, rows: list[tuple[Any, ...]]) -> StepTokens:
-    return StepTokens(router_epoch, tuple([TokenOut(WorkKey(*key), *rest) for key, *rest in rows]))
+    new = tuple.__new__  # Past the constructors, which would cost more than all else here.
+    return StepTokens(router_epoch, tuple([new(TokenOut, (new(WorkKey, row[0]), *row[1:])) for row in rows]))
 
 
 @dataclass(frozen=True)

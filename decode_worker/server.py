@@ -20,8 +20,7 @@ from common.address import Address
 from common.config import describe
 from common.engine.engines import make_engine
 from common.engine.handle import Emit, EngineDescription
-from common.engine.runner import ModelRunner
-from common.engine.start import engine_config, make_memory
+from common.engine.start import is_staged, load_runner, make_memory
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
 from common.rpc.gen.pdserve.v1 import decode_pb2_grpc, handoff_pb2_grpc
@@ -76,15 +75,22 @@ def make_worker(config: Config) -> DecodeWorker:
         f"decode-{secrets.token_hex(4)}",
         make_engine=lambda on_event: make_engine(config.engine_kind, build, on_event=on_event),
         memory=memory,
-        offer_shm=config.shm,
+        offer_shm=config.shm and not is_staged(config),
+        staged=is_staged(config),
     )
 
 
 def build_core(config: Config, memory: PoolMemory, emit: Emit) -> DecodeCore:
     """Loads the model, in the thread that will run it. Raises StartError."""
-    engine = engine_config(config, pool_pages=memory.num_pages)
-    runner = ModelRunner.load(engine, pool_storage=memory.view, progress=log.info)
-    return DecodeCore(runner, pool_pages=memory.num_pages, max_running=config.max_running, lease=config.lease, emit=emit)
+    runner, staging = load_runner(config, memory, progress=log.info)
+    return DecodeCore(
+        runner,
+        pool_pages=runner.pool.num_pages,
+        max_running=config.max_running,
+        lease=config.lease,
+        emit=emit,
+        staging=staging,
+    )
 
 
 def add_services(server: grpc.aio.Server, worker: DecodeWorker) -> None:

@@ -12,6 +12,7 @@ from common.core import Req
 from common.engine.handle import EngineDescription, EngineHandle
 from common.errors import InvalidRequest, Unavailable
 from common.handoff.base import TRANSPORTS
+from common.handoff.free_slots import FreeSlots
 from common.handoff.grpc_receiver import GrpcReceiver
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
@@ -22,24 +23,32 @@ from decode_worker.sessions import Sessions
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
 LAST_WORDS_POLLS = 100
+NOTHING_YET = events.Stats(0, 0, PageCounts(0, 0, 0, 0, 0))
 log = logging.getLogger(__name__)
 
 
 class DecodeWorker:
     """Event loop only. Before start() has returned, every request is answered with Unavailable."""
 
-    def __init__(self, worker_id: str, *, make_engine: MakeEngine, memory: PoolMemory, offer_shm: bool) -> None:
-        """make_engine(on_event): an engine whose core is a DecodeCore living in memory. Call within the running loop."""
+    def __init__(
+        self, worker_id: str, *, make_engine: MakeEngine, memory: PoolMemory, offer_shm: bool, staged: bool = False
+    ) -> None:
+        """make_engine(on_event): an engine whose core is a DecodeCore living in memory or, if staged, reaching its pages through
+        it. offer_shm: not if staged, for peers would write to slots. Call within the running loop."""
+        assert not (staged and offer_shm)
         self.worker_id = worker_id
         self.memory = memory
         self._engine = make_engine(self._on_event)
         self._description: EngineDescription | None = None
         self.sessions = Sessions(self._engine.post)
-        self.receiver = GrpcReceiver(page_view=memory.page_view, page_bytes=memory.page_bytes)
+        self._slots = FreeSlots(memory.num_pages) if staged else None
+        self.receiver = GrpcReceiver(
+            page_view=memory.page_view, page_bytes=memory.page_bytes, slots=self._slots, on_page=self._on_page
+        )
         self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
         self._offer_shm = offer_shm
         self._pairs = Pairs(is_connected=self._shm.is_connected)
-        self._stats = events.Stats(0, 0, PageCounts(memory.num_pages, 0, 0, 0, memory.num_pages))
+        self._stats = NOTHING_YET
         self._draining = False
 
     async def start(self) -> EngineDescription:
@@ -48,6 +57,8 @@ class DecodeWorker:
             self._shm.start()
         engine: EngineDescription = await self._engine.start()
         self._description = engine
+        if self._stats is NOTHING_YET:
+            self._stats = events.Stats(0, 0, PageCounts(engine.pool_pages, 0, 0, 0, engine.pool_pages))
         return engine
 
     @property
@@ -72,9 +83,14 @@ class DecodeWorker:
 
     def pair(self, prefill_worker: str, compatibility: Compatibility) -> str:
         """A pair id. Raises Incompatible naming both values."""
-        assert self._description is not None
-        self._description.compatibility.check(compatibility, our_name=self.worker_id, their_name=prefill_worker)
+        self.description.compatibility.check(compatibility, our_name=self.worker_id, their_name=prefill_worker)
         return self._pairs.add(prefill_worker)
+
+    @property
+    def description(self) -> EngineDescription:
+        """Once ready."""
+        assert self._description is not None
+        return self._description
 
     @property
     def shm_socket(self) -> str:
@@ -148,10 +164,16 @@ class DecodeWorker:
             case events.TicketClosed():
                 self.receiver.close(event.ticket, event.reason)
                 self._engine.post(commands.Drained(event.ticket))
+            case events.SlotFree():
+                assert self._slots is not None
+                self._slots.give_back(event.slot)
             case events.Stats():
                 self._stats = event
             case _:
                 raise AssertionError(f"unknown event {event!r}")
+
+    def _on_page(self, slot: int, page_id: int) -> None:
+        self._engine.post(commands.StorePage(slot, page_id))
 
     def _on_sender_gone(self, pair_id: str) -> None:
         self._pairs.drop(pair_id)

@@ -73,8 +73,20 @@ class Forget:
     key: WorkKey
 
 
+class ForOutlets:
+    """Base of what concerns the ways out alone (prefill_worker/outlets.py)."""
+
+
 @dataclass(frozen=True)
-class OpenPool:
+class SlotsFree(ForOutlets):
+    """The pages of this request that lay in these slots are sent. Only where pages are announced by slot."""
+
+    key: WorkKey
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OpenPool(ForOutlets):
     """Map a decode worker's pool for Destinations with this pair_id. descriptor stays the caller's. Reply: None."""
 
     pair_id: str
@@ -84,7 +96,7 @@ class OpenPool:
 
 
 @dataclass(frozen=True)
-class ClosePool:
+class ClosePool(ForOutlets):
     """Unmap; the reply (None) says that no write through it is possible any more. An unknown pair_id is fine."""
 
     pair_id: str

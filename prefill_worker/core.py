@@ -20,14 +20,16 @@ from common.engine.pages import PagePool
 from common.engine.runner import Runner, Sampled
 from common.errors import AlreadyExists, PdserveError, Unavailable
 from common.handoff.base import pages_ready
+from common.handoff.staging import Staging
 from common.work import PageCounts
 from common.work_key import WorkKey
-from prefill_worker.commands import Admit, Admitted, Check, ClosePool, Compute, Extend, FlushPrefixCache, Forget, OpenPool
+from prefill_worker.commands import Admit, Admitted, Check, Compute, Extend, FlushPrefixCache, Forget, ForOutlets
 from prefill_worker.events import Broken, PrefillDone, PrefillStarted, Stats
 from prefill_worker.first_tokens import take_first_tokens
 from prefill_worker.holdings import Holdings
 from prefill_worker.job import Job
 from prefill_worker.outlets import Outlets
+from prefill_worker.slots import Slots
 from prefill_worker.states import State
 from prefill_worker.waiting import Waiting
 
@@ -43,8 +45,10 @@ class PrefillCore:
         max_running: int,
         chunk_tokens: int,
         clock: Callable[[], float] = time.monotonic,
+        staging: Staging | None = None,
     ) -> None:
-        """max_running: requests that hold pages at once. chunk_tokens: budget of one step, over all requests."""
+        """max_running: requests that hold pages at once. chunk_tokens: budget of one step, over all requests. staging: how pages
+        get to where the event loop can read them, if it cannot in the pool."""
         page_size = runner.compatibility.page_size
         self._runner = runner
         self._emit = emit
@@ -59,7 +63,8 @@ class PrefillCore:
             total_pages=runner.pool.num_pages,
             max_context=runner.compatibility.max_context,
         )
-        self._outlets = Outlets(page_view=runner.pool.page_view, emit=emit, clock=clock)
+        slots = None if staging is None else Slots(staging, emit)
+        self._outlets = Outlets(page_view=runner.pool.page_view, emit=emit, clock=clock, slots=slots)
         self._jobs: dict[WorkKey, Job] = {}
         self._waiting = Waiting()
         self._arrivals = 0
@@ -83,10 +88,8 @@ class PrefillCore:
                         self._jobs[key].deadline = deadline
             case Forget():
                 self._forget(command.key)
-            case OpenPool():
-                self._outlets.open(command)
-            case ClosePool():
-                self._outlets.close(command.pair_id)
+            case ForOutlets():
+                self._outlets.handle(command)
             case FlushPrefixCache():
                 return self._pool.flush()
             case Check():
@@ -174,6 +177,7 @@ class PrefillCore:
         if job.state is State.QUEUED:
             self._waiting.remove(job)
         job.move_to(State.DONE)
+        self._outlets.forget(job)
         self._holdings.give_back(job)
         self._admit_waiting()
 
@@ -226,6 +230,7 @@ class PrefillCore:
 
     def _check(self) -> PageCounts:
         self._holdings.check(idle=not self._jobs)
+        self._outlets.check()
         return self._pool.counts()
 
     def _take_stats(self) -> Stats:

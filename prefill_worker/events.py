@@ -12,7 +12,8 @@ from common.work_key import WorkKey
 
 
 class Page(NamedTuple):
-    """A complete page to send. page_index: its place in the destination's page_ids; page_id: in this worker's pool."""
+    """A complete page to send. page_index: its place in the destination's page_ids; page_id: in this worker's pool or, where the
+    event loop cannot address the pool, the slot of shared memory that it lies in."""
 
     page_index: int
     page_id: int
@@ -28,7 +29,8 @@ class PrefillStarted(Urgent):
 
 @dataclass(frozen=True)
 class PagesReady(Urgent):
-    """These pages are complete and stay as they are until Forget (grpc destinations only)."""
+    """These pages are complete and stay as they are until Forget, or until SlotsFree of the slots they lie in (grpc destinations
+    only). With slots, the last ones may come after PrefillDone."""
 
     key: WorkKey
     pages: tuple[Page, ...]

@@ -19,8 +19,7 @@ from common.address import Address
 from common.config import describe
 from common.engine.engines import make_engine
 from common.engine.handle import Emit, EngineDescription, EngineHandle
-from common.engine.runner import ModelRunner
-from common.engine.start import engine_config, make_memory
+from common.engine.start import is_staged, load_runner, make_memory
 from common.errors import Unavailable
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
@@ -58,6 +57,7 @@ class PrefillServer:
             f"prefill-{secrets.token_hex(4)}",
             make_engine=self._make_engine,
             memory=memory,
+            staged=is_staged(config),
             transport=config.transport,
             verify=config.verify_handoff,
             transfer_timeout=config.transfer_timeout,
@@ -151,9 +151,8 @@ class PrefillServer:
 
 def build_core(config: Config, memory: PoolMemory, emit: Emit) -> PrefillCore:
     """Loads the model, in the thread that will run it. Raises StartError."""
-    engine = engine_config(config, pool_pages=memory.num_pages)
-    runner = ModelRunner.load(engine, pool_storage=memory.view, progress=log.info)
-    return PrefillCore(runner, emit=emit, max_running=config.max_running, chunk_tokens=config.chunk_tokens)
+    runner, staging = load_runner(config, memory, progress=log.info)
+    return PrefillCore(runner, emit=emit, max_running=config.max_running, chunk_tokens=config.chunk_tokens, staging=staging)
 
 
 async def serve(config: Config, stop: Stop) -> int:

@@ -35,6 +35,7 @@ class PrefillWorker:
         *,
         make_engine: MakeEngine,
         memory: PoolMemory,
+        staged: bool = False,
         transport: TransportMode,
         verify: bool,
         transfer_timeout: timedelta,
@@ -42,13 +43,15 @@ class PrefillWorker:
         metrics: PrefillMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """make_engine(on_event): an engine whose core is a PrefillCore living in memory. Call within the running loop."""
+        """make_engine(on_event): an engine whose core is a PrefillCore living in memory or, if staged, reaching its
+        pages through it. Call within the running loop."""
         self.worker_id = worker_id
         self.clock = clock
         self.is_draining = False
         """Set it (drain does) and nothing new is taken."""
         self._engine = make_engine(self._on_event)
         self._memory = memory
+        self._staged = staged
         self._transport: TransportMode = transport
         self._verify = verify
         self._transfer_timeout = transfer_timeout
@@ -74,6 +77,7 @@ class PrefillWorker:
             engine=self._engine,
             peer_at=self._peers.at,
             read_page=self._memory.page_view,
+            slots=self._staged,
             clock=self.clock,
             verify=self._verify,
             metrics=self._metrics,

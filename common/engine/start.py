@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from common.engine.runner import EngineConfig, page_bytes
+from collections.abc import Callable
+
+from common.engine.runner import EngineConfig, ModelRunner, page_bytes
 from common.errors import StartError
 from common.handoff.pool_memory import PoolMemory
+from common.handoff.staging import Staging, slots_for
 from common.worker_config import WorkerConfig
 
 
@@ -17,13 +20,29 @@ def size_pool(config: WorkerConfig) -> tuple[int, int]:
         raise StartError(str(error)) from error
 
 
+def is_staged(config: WorkerConfig) -> bool:
+    """Whether the event loop reaches the pool's pages through slots only, for it cannot address them."""
+    return config.device != "cpu"
+
+
 def make_memory(config: WorkerConfig) -> PoolMemory:
-    """The KV pool's bytes, for the engine to live in and the event loop to read and write. Raises StartError."""
+    """What the worker's event loop and its engine share: the KV pool's bytes, or slots for its pages. Raises StartError."""
     pages, bytes_per_page = size_pool(config)
     try:
-        return PoolMemory(pages, bytes_per_page)
+        return PoolMemory(slots_for(bytes_per_page, pool_pages=pages) if is_staged(config) else pages, bytes_per_page)
     except OSError as error:
         raise StartError(f"cannot make the KV pool: {error}") from error
+
+
+def load_runner(
+    config: WorkerConfig, memory: PoolMemory, *, progress: Callable[[str], None]
+) -> tuple[ModelRunner, Staging | None]:
+    """The model over a pool in this memory, or with the way to the pool's pages through it. Raises StartError."""
+    engine = engine_config(config, pool_pages=size_pool(config)[0])
+    if is_staged(config):
+        runner = ModelRunner.load(engine, progress=progress)
+        return runner, Staging(memory, runner.pool)
+    return ModelRunner.load(engine, pool_storage=memory.view, progress=progress), None
 
 
 def engine_config(config: WorkerConfig, *, pool_pages: int) -> EngineConfig:

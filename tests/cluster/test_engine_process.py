@@ -51,12 +51,12 @@ async def test_cancelled_calls_leave_nothing_behind(split: Cluster) -> None:
 
 @pytest.mark.timeout(120)
 async def test_told_to_stop_a_worker_finishes_what_runs_and_its_engine_goes_with_it(tiny: Path, tmp_path: Path) -> None:
-    with Cluster(tmp_path, tiny, worker_args=ARGS) as cluster:
+    with Cluster(tmp_path, tiny, worker_args=[*ARGS, "--max-context", "8192"]) as cluster:
         async with cluster.client() as client:
             workers = [*cluster.prefill, *cluster.decode]
             engines = [engine_of(worker) for worker in workers]
-            for worker in workers:
-                assert "max context" in worker.output or "weights" in worker.output.lower()  # From the engine's own log.
+            for worker, name in zip(workers, ("prefill", "decode"), strict=True):
+                assert f"INFO  {name} engine  max context is 4096 tokens" in worker.output
             ids = prompt(20)
             call = client.call(ids, sampling={"max_tokens": 200, "ignore_eos": True})
             running = asyncio.ensure_future(asyncio.wait_for(collect(call), 30))

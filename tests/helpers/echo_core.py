@@ -41,7 +41,9 @@ class EchoCore:
                 raise OutOfRange("prompt", "must be short", 9)
             case "die":
                 raise RuntimeError("boom")
-            case "kill":
+            case ("say and die", count):
+                for _ in range(count):
+                    self.emit(News())
                 os.kill(os.getpid(), signal.SIGKILL)
             case "pid":
                 return os.getpid()
