@@ -12,7 +12,7 @@ def graph_us(launches: Sequence[Callable[[], object]], *, replays: int = 10) -> 
 
     Launches that read different memory keep L2 from answering for it; give so many that together they exceed it.
     """
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for launch in launches:
             launch()
@@ -23,7 +23,7 @@ def graph_us(launches: Sequence[Callable[[], object]], *, replays: int = 10) -> 
             launch()
     times = []
     for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 
 
@@ -14,6 +16,14 @@ class PdserveError(Exception):
     def log_text(self) -> str:
         """The message as logs may show it: without a client's text."""
         return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its message and fields, not by calling a constructor that takes other things.
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(cls: type[PdserveError], args: tuple[Any, ...]) -> PdserveError:
+    return cls.__new__(cls, *args)
 
 
 class InvalidRequest(PdserveError):

@@ -10,18 +10,26 @@ import sys
 from datetime import datetime
 
 LEVELS = ("debug", "info", "warning", "error")
+_configured: tuple[str, str] | None = None
 
 
 def configure(process: str, level: str) -> None:
     """Sends this process's logging to stderr. process names it in each line; level is one of LEVELS. Raises ValueError."""
     if level not in LEVELS:
         raise ValueError(f"--log-level must be one of {', '.join(LEVELS)}, got {level!r}")
+    global _configured
+    _configured = process, level
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Each would log every call or retry of its own at our level.
     for chatty in ("asyncio", "httpx", "httpcore", "urllib3", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def name_and_level(part: str) -> tuple[str, str] | None:
+    """What a process that is a part of this one configures its logging with; None if this one's is not configured."""
+    return _configured and (f"{_configured[0]} {part}", _configured[1])
 
 
 class _Formatter(logging.Formatter):

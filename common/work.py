@@ -26,13 +26,12 @@ class FinishReason(IntEnum):
     ABORT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOut:
+class TokenOut(NamedTuple):
     """One generated token. index counts from prompt_len; top is (token id, logprob), best first.
     cached_tokens: on an attempt's first token, the leading tokens that the prefill worker had cached."""
 
     key: WorkKey
-    index: int
+    index: int  # type: ignore[assignment]  # it hides the method of tuples, which has no use here
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()

@@ -16,6 +16,7 @@ from common.engine.threads import default_threads
 MIB = 1 << 20
 PrefillAttention = Literal["auto", "flashinfer", "torch"]
 DecodeAttention = Literal["auto", "xqa", "flashinfer", "torch"]
+ENGINES = ("thread", "process")
 _WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -28,6 +29,7 @@ class WorkerConfig:
     listen: Address = option(Address("127.0.0.1", 0), "where to serve; port 0 takes a free one")
     advertise: Address | None = option(None, "address that routers and peers reach this worker at, if not --listen's")
     device: str = option("cpu", "where to compute: cpu, cuda or cuda:N; cuda is cuda:0")
+    engine: str = by_device(cpu="thread", cuda="process", help="what the engine runs in", choices=ENGINES)
     dtype: str = by_device(
         cpu="float32", cuda="bfloat16", help="of weights, activations and KV", choices=("float32", "bfloat16", "float16")
     )

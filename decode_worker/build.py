@@ -10,7 +10,7 @@ from common.engine.load import load_model
 from common.engine.runner import ModelRunner, Runner
 
 
-def build_runner(config: EngineConfig, *, pool_storage: memoryview | None, progress: Callable[[str], None]) -> Runner:
+def build_runner(config: EngineConfig, pool_storage: memoryview | None, progress: Callable[[str], None]) -> Runner:
     """Raises StartError. Call it in the thread that will run the model. pool_storage: see ModelRunner; on the CPU only."""
     loaded = load_model(config, progress)
     if not is_cuda(config.device):

@@ -88,6 +88,15 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class StorePage:
+    """All bytes of one of a ticket's pages are in this slot of shared memory: put them into the pool. Answered by SlotFree. Sent
+    before what relies on it: Commit, and Drained."""
+
+    slot: int
+    page_id: int
+
+
+@dataclass(frozen=True)
 class Drained:
     """The event loop writes no more into this ticket's pages. Answers TicketClosed."""
 

@@ -23,15 +23,16 @@ from datetime import timedelta
 from typing import Any, assert_never
 
 from common.engine.flights import Flights
-from common.engine.handle import DEFERRED, Emit, Reply
+from common.engine.handle import DEFERRED, Emit, EngineDescription, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, Unavailable
+from common.handoff.staging import Staging
 from common.work import PageCounts
 from common.work_key import WorkKey
 from decode_worker import commands
 from decode_worker.decoding import Decoding
-from decode_worker.events import Stats
+from decode_worker.events import SlotFree, Stats
 from decode_worker.tickets import NewName, Tickets, random_name
 
 Command = (
@@ -42,6 +43,7 @@ Command = (
     | commands.Commit
     | commands.Release
     | commands.Cancel
+    | commands.StorePage
     | commands.Drained
     | commands.SenderGone
     | commands.FlushPrefixCache
@@ -64,14 +66,23 @@ class DecodeCore:
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
         new_ticket: NewName = random_name,
+        staging: Staging | None = None,
     ) -> None:
-        self.compatibility = runner.compatibility
-        self.total_pages = pool_pages
-        self.page_bytes = runner.pool.page_bytes
+        """staging: how pages that the event loop has received get into the pool, if it cannot write there."""
+        self.description = EngineDescription(runner.compatibility, pool_pages, runner.pool.page_bytes)
         self._pool = PagePool(pool_pages, runner.compatibility.page_size)
         self._emit = emit
         self._clock = clock
-        self._tickets = Tickets(runner, self._pool, total_pages=pool_pages, lease=lease, emit=emit, new_name=new_ticket)
+        self._staging = staging
+        self._tickets = Tickets(
+            runner,
+            self._pool,
+            total_pages=pool_pages,
+            lease=lease,
+            emit=emit,
+            read_page=runner.pool.page_view if staging is None else staging.read,
+            new_name=new_ticket,
+        )
         self._flights = Flights(lookahead=runner.lookahead)
         self._decoding = Decoding(runner, self._pool, flights=self._flights, max_running=max_running, emit=emit)
         self._sessions: set[int] = set()
@@ -124,6 +135,8 @@ class DecodeCore:
                 return self._tickets.release(command, now=now)
             case commands.Cancel():
                 return self._cancel(command.key, now)
+            case commands.StorePage():
+                return self._store_page(command)
             case commands.Drained():
                 return self._tickets.loop_is_done(command.ticket)
             case commands.SenderGone():
@@ -151,6 +164,11 @@ class DecodeCore:
             raise Unavailable(f"this decode worker has no session with router {command.req.router_epoch:016x}")
         self._tickets.reserve(command, call_id, is_running=lambda key: self._decoding.of_key(key) is not None)
         return DEFERRED
+
+    def _store_page(self, command: commands.StorePage) -> None:
+        assert self._staging is not None, "the event loop itself writes into this pool"
+        self._staging.from_slot(command.slot, command.page_id)
+        self._emit(SlotFree(command.slot))
 
     def _cancel(self, key: WorkKey, now: float) -> None:
         self._tickets.cancel(key, now=now)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from common.engine.cuda.sampling_state import SamplingState
 
 from common.core import Req
-from common.engine.cuda.staging import Staging
+from common.engine.cuda.sampling_state import SamplingState
+from common.engine.cuda.upload import UploadRing
 
 
 class DeviceRows:
@@ -24,7 +24,7 @@ class DeviceRows:
         self.device_len = torch.ones(rows + 1, dtype=torch.int32, device=device)
         self._sampling = sampling
         self._resident: list[Req | None] = [None] * rows
-        self._staging = Staging(3 * rows, dtype=torch.int32, device=device)
+        self._uploads = UploadRing(3 * rows, dtype=torch.int32, device=device)
 
     def admit(self, reqs: Sequence[Req]) -> None:
         """Loads those that are not on the device yet, in the order of the current stream. Their last token has no KV."""
@@ -37,7 +37,7 @@ class DeviceRows:
             self._sampling.load(req.table_idx, req, req.completion)
         self._sampling.flush()
         values = [(req.table_idx, int(req.input_ids[-1]), req.device_len) for req in newcomers]
-        uploaded = self._staging.upload(np.array(values, dtype=np.int32).T.ravel()).view(3, -1)
+        uploaded = self._uploads.upload(np.array(values, dtype=np.int32).T.ravel()).view(3, -1)
         rows = uploaded[0].long()
         self.token.index_copy_(0, rows, uploaded[1])
         self.device_len.index_copy_(0, rows, uploaded[2])

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from common.engine.cuda.sampling import DeviceSampler, Level, level_of
-from common.engine.cuda.sampling_state import SamplingState
 
 from common.core import Batch, Req, SamplingParams
 from common.engine.cuda import kernels
@@ -26,7 +24,9 @@ from common.engine.cuda.attention import CudaMetadata
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.results import ResultRing
 from common.engine.cuda.runner import CudaRunner
-from common.engine.cuda.staging import Staging
+from common.engine.cuda.sampling import DeviceSampler, Level, level_of
+from common.engine.cuda.sampling_state import SamplingState
+from common.engine.cuda.upload import UploadRing
 from common.engine.peer_store import PeerStore
 from common.engine.runner import Pending
 from common.engine.sampler import Sampled
@@ -56,7 +56,7 @@ class GraphRunner:
         self._rows = DeviceRows(rows, sampling=sampling, device=runner.device)
         self._dummy = _dummy_req(self.page_table.dummy_row)
         self._buffers = _Buffers(rows, self.page_table)
-        self._staging = Staging(rows, dtype=torch.int32, device=runner.device)
+        self._uploads = UploadRing(rows, dtype=torch.int32, device=runner.device)
         self._batch_rows: list[int] = []
         self._layers: dict[int, Launch] = {}
         self._sampling: dict[tuple[int, Level], Launch] = {}
@@ -93,7 +93,7 @@ class GraphRunner:
         rows = [req.table_idx for req in reqs]
         if rows != self._batch_rows:
             self._batch_rows = rows
-            self._buffers.rows[: len(rows)].copy_(self._staging.upload(np.array(rows, dtype=np.int32)))
+            self._buffers.rows[: len(rows)].copy_(self._uploads.upload(np.array(rows, dtype=np.int32)))
 
     def _plan(self, reqs: Sequence[Req]) -> None:
         decode = self._runner.attention.decode

@@ -1,6 +1,6 @@
 """A decode worker's process: what is built in which order, and taken down in which.
 
-up    listen, healthy but NOT_SERVING -> load the model in the engine's thread -> SERVING -> register with the routers
+up    listen, healthy but NOT_SERVING -> the engine loads the model -> SERVING -> register with the routers
 down  NOT_SERVING, reported as draining -> finish what runs -> hand the rest back -> close sessions and server -> engine
 """
 
@@ -12,17 +12,16 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import grpc
 
 from common.address import Address
 from common.config import describe
-from common.engine.config import EngineConfig
-from common.engine.handle import Emit, ThreadEngine
-from common.engine.runner import ModelRunner
-from common.engine.start import engine_config, pool_before_start, starting_on
-from common.errors import StartError
+from common.engine.engines import make_engine
+from common.engine.handle import Emit, EngineDescription
+from common.engine.start import engine_config, load_runner, make_memory, pool_before_start
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
 from common.rpc.gen.pdserve.v1 import decode_pb2_grpc, handoff_pb2_grpc
@@ -31,7 +30,8 @@ from common.rpc.process import Stop
 from common.rpc.registration import Registration
 from common.rpc.server import bind, make_server
 from common.version import VERSION
-from common.work import Compatibility, WorkerProfile
+from common.work import WorkerProfile
+from decode_worker.build import build_runner
 from decode_worker.config import Config
 from decode_worker.core import DecodeCore
 from decode_worker.handoff_servicer import HandoffServicer
@@ -59,10 +59,10 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
     address = await bind(server, config.listen)
     await server.start()
     try:
-        compatibility = await _start_unless(stop, worker)
-        if compatibility is None:
+        engine = await _start_unless(stop, worker)
+        if engine is None:
             return 0
-        return await _serve(worker, health, _profile(config, worker, compatibility, address), config, stop)
+        return await _serve(worker, health, _profile(config, worker, engine, address), config, stop)
     finally:
         health.shutdown()
         await server.stop(LAST_CALLS.total_seconds())
@@ -71,31 +71,33 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
 
 def make_worker(config: Config) -> DecodeWorker:
     """The worker with a real engine, not yet started. Raises StartError on a model folder that cannot be served."""
-    pages, bytes_per_page = pool_before_start(config)
-    memory = None if config.on_cuda or pages is None else _pool_memory(pages, bytes_per_page)
-    engine = replace(
-        engine_config(config, pool_pages=pages), decode_attention=config.decode_attention, graph_sizes=config.graph_sizes
-    )
+    memory = make_memory(config)
+    build = partial(build_core, config, memory)
     return DecodeWorker(
         f"decode-{secrets.token_hex(4)}",
-        make_engine=lambda on_event: ThreadEngine(lambda emit: build_core(config, engine, memory, emit), on_event=on_event),
+        make_engine=lambda on_event: make_engine(config.engine, build, on_event=on_event),
         memory=memory,
-        offer_shm=config.shm,
+        offer_shm=config.shm and not config.on_cuda,
+        staged=config.on_cuda,
     )
 
 
-def _pool_memory(pages: int, bytes_per_page: int) -> PoolMemory:
-    try:
-        return PoolMemory(pages, bytes_per_page)
-    except OSError as error:
-        raise StartError(f"cannot make the KV pool: {error}") from error
-
-
-def build_core(config: Config, engine: EngineConfig, memory: PoolMemory | None, emit: Emit) -> DecodeCore:
-    """Loads the model, in the thread that will run it. memory: where its pool is to be; None: in the GPU. Raises StartError."""
-    with starting_on(engine.device):
-        runner = ModelRunner.load(engine, pool_storage=None if memory is None else memory.view, progress=log.info)
-        return DecodeCore(runner, pool_pages=runner.pool.num_pages, max_running=config.max_running, lease=config.lease, emit=emit)
+def build_core(config: Config, memory: PoolMemory, emit: Emit) -> DecodeCore:
+    """Loads the model, in the thread that will run it. Raises StartError."""
+    engine = replace(
+        engine_config(config, pool_pages=pool_before_start(config)[0]),
+        decode_attention=config.decode_attention,
+        graph_sizes=config.graph_sizes,
+    )
+    runner, staging = load_runner(engine, memory, build=build_runner, progress=log.info)
+    return DecodeCore(
+        runner,
+        pool_pages=runner.pool.num_pages,
+        max_running=config.max_running,
+        lease=config.lease,
+        emit=emit,
+        staging=staging,
+    )
 
 
 def add_services(server: grpc.aio.Server, worker: DecodeWorker) -> None:
@@ -103,7 +105,7 @@ def add_services(server: grpc.aio.Server, worker: DecodeWorker) -> None:
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffServicer(worker), server)
 
 
-async def _start_unless(stop: Stop, worker: DecodeWorker) -> Compatibility | None:
+async def _start_unless(stop: Stop, worker: DecodeWorker) -> EngineDescription | None:
     """Loads the model; None if the process was told to stop meanwhile."""
     starting = asyncio.create_task(worker.start())
     stopping = asyncio.create_task(stop.requested.wait())
@@ -181,14 +183,14 @@ def _measure(worker: DecodeWorker, config: Config) -> None:
         log.info("metrics on http://127.0.0.1:%d/metrics", port)
 
 
-def _profile(config: Config, worker: DecodeWorker, compatibility: Compatibility, address: Address) -> WorkerProfile:
+def _profile(config: Config, worker: DecodeWorker, engine: EngineDescription, address: Address) -> WorkerProfile:
     return WorkerProfile(
         worker_id=worker.worker_id,
         role="decode",
         address=str(config.advertise or address),
-        compatibility=compatibility,
+        compatibility=engine.compatibility,
         device=config.device,
-        total_pages=worker.total_pages,
+        total_pages=engine.pool_pages,
         max_running=config.max_running,
         version=VERSION,
     )

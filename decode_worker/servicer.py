@@ -50,8 +50,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             decode_worker=worker.worker_id,
             pair_id=pair_id,
             shm_socket=worker.shm_socket,
-            page_bytes=worker.page_bytes,
-            pool_pages=worker.total_pages,
+            page_bytes=worker.description.page_bytes,
+            pool_pages=worker.description.pool_pages,
         )
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Context) -> decode_pb2.ReserveResponse:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 
 from common.core import Req
@@ -35,12 +34,22 @@ class Tickets:
     """Engine thread only. now: the engine's clock, in seconds."""
 
     def __init__(
-        self, runner: Runner, pool: PagePool, *, total_pages: int, lease: timedelta, emit: Emit, new_name: NewName = random_name
+        self,
+        runner: Runner,
+        pool: PagePool,
+        *,
+        total_pages: int,
+        lease: timedelta,
+        emit: Emit,
+        read_page: Callable[[int], memoryview],
+        new_name: NewName = random_name,
     ) -> None:
+        """read_page: the bytes of one of this worker's pages, for checksums."""
         self._runner = runner
         self._pool = pool
         self._total_pages = total_pages
         self._emit = emit
+        self._read_page = read_page
         self._new_name = new_name
         self._lease_seconds = lease.total_seconds()
         self._quarantine = Quarantine(pool)
@@ -89,13 +98,13 @@ class Tickets:
             return []
         checks.check_commit(ticket, command)
         try:
-            checks.check_bytes(ticket, command, self._runner.pool.page_view)
+            checks.check_bytes(ticket, command, self._read_page)
         except DataLoss as error:
             # Everything was sent, so the sender writes no more.
             self._end(ticket, error, now=now, drained=True)
             raise
         firsts = [
-            (which, replace(token, key=key))
+            (which, token._replace(key=key))
             for which, (key, token) in enumerate(zip(ticket.keys, command.first_tokens, strict=True))
             if token.finish is None and key not in ticket.cancelled
         ]

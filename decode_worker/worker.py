@@ -9,54 +9,59 @@ from datetime import timedelta
 from typing import Any
 
 from common.core import Req
-from common.engine.handle import EngineHandle
-from common.errors import FailedPrecondition, InvalidRequest, Unavailable
+from common.engine.handle import EngineDescription, EngineHandle
+from common.errors import InvalidRequest, Unavailable
 from common.handoff.base import TRANSPORTS
+from common.handoff.free_slots import FreeSlots
 from common.handoff.grpc_receiver import GrpcReceiver
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
-from decode_worker.core import DecodeCore
 from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
 LAST_WORDS_POLLS = 100
+NOTHING_YET = events.Stats(0, 0, PageCounts(0, 0, 0, 0, 0))
 log = logging.getLogger(__name__)
 
 
 class DecodeWorker:
     """Event loop only. Before start() has returned, every request is answered with Unavailable."""
 
-    def __init__(self, worker_id: str, *, make_engine: MakeEngine, memory: PoolMemory | None, offer_shm: bool) -> None:
-        """make_engine(on_event): an engine whose core is a DecodeCore living in memory; None: its pool is in a GPU's memory,
-        which this process's CPU cannot write to. Call within the running loop."""
+    def __init__(
+        self, worker_id: str, *, make_engine: MakeEngine, memory: PoolMemory, offer_shm: bool, staged: bool = False
+    ) -> None:
+        """make_engine(on_event): an engine whose core is a DecodeCore living in memory or, if staged, reaching its pages through
+        it. offer_shm: not if staged, for peers would write to slots. Call within the running loop."""
+        assert not (staged and offer_shm)
         self.worker_id = worker_id
         self.memory = memory
         self.total_pages = self.page_bytes = 0
         """The KV pool's, and of each page; known once start() has returned: on a GPU the engine sizes it."""
         self._engine = make_engine(self._on_event)
-        self._compatibility: Compatibility | None = None
+        self._description: EngineDescription | None = None
         self.sessions = Sessions(self._engine.post)
-        self._receiver = None if memory is None else GrpcReceiver(page_view=memory.page_view, page_bytes=memory.page_bytes)
-        self._shm = None
-        if memory is not None and offer_shm:
-            self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
-        self._pairs = Pairs(is_connected=lambda pair_id: self._shm is not None and self._shm.is_connected(pair_id))
-        self._stats = events.Stats(0, 0, PageCounts(0, 0, 0, 0, 0))
+        self._slots = FreeSlots(memory.num_pages) if staged else None
+        self.receiver = GrpcReceiver(
+            page_view=memory.page_view, page_bytes=memory.page_bytes, slots=self._slots, on_page=self._on_page
+        )
+        self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
+        self._offer_shm = offer_shm
+        self._pairs = Pairs(is_connected=self._shm.is_connected)
+        self._stats = NOTHING_YET
         self._draining = False
 
-    async def start(self) -> Compatibility:
-        """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
-        if self._shm is not None:
+    async def start(self) -> EngineDescription:
+        """Loads the model; raises what that raised."""
+        if self._offer_shm:
             self._shm.start()
-        core: DecodeCore = await self._engine.start()
-        self.total_pages, self.page_bytes = core.total_pages, core.page_bytes
-        if self._stats.pages.total == 0:  # Nothing was reported yet, and nothing can have been asked for.
-            self._stats = events.Stats(0, 0, PageCounts(core.total_pages, 0, 0, 0, core.total_pages))
-        self._compatibility = core.compatibility
-        return core.compatibility
+        engine: EngineDescription = await self._engine.start()
+        self._description = engine
+        if self._stats is NOTHING_YET:
+            self._stats = events.Stats(0, 0, PageCounts(engine.pool_pages, 0, 0, 0, engine.pool_pages))
+        return engine
 
     @property
     def died(self) -> asyncio.Future[BaseException | None]:
@@ -65,7 +70,7 @@ class DecodeWorker:
     @property
     def ready(self) -> DecodeWorker:
         """This worker; raises Unavailable while it can serve nobody yet."""
-        if self._compatibility is None:
+        if self._description is None:
             raise Unavailable("the model is still being loaded")
         return self
 
@@ -80,29 +85,25 @@ class DecodeWorker:
 
     def pair(self, prefill_worker: str, compatibility: Compatibility) -> str:
         """A pair id. Raises Incompatible naming both values."""
-        assert self._compatibility is not None
-        self._compatibility.check(compatibility, our_name=self.worker_id, their_name=prefill_worker)
+        self.description.compatibility.check(compatibility, our_name=self.worker_id, their_name=prefill_worker)
         return self._pairs.add(prefill_worker)
+
+    @property
+    def description(self) -> EngineDescription:
+        """Once ready."""
+        assert self._description is not None
+        return self._description
 
     @property
     def shm_socket(self) -> str:
         """Empty: not offered."""
-        return "" if self._shm is None else self._shm.socket_name
-
-    @property
-    def receiver(self) -> GrpcReceiver:
-        """Of the bytes that HandoffService takes. Raises FailedPrecondition where none can be taken."""
-        if self._receiver is None:
-            raise FailedPrecondition("this decode worker's KV pool is in a GPU's memory: transport grpc does not reach it")
-        return self._receiver
+        return self._shm.socket_name if self._offer_shm else ""
 
     async def reserve(self, req: Req, *, pair_id: str, transport: str, verify: bool) -> commands.Granted:
         """Waits for pages; see commands.Reserve. Cancelling the wait takes it back."""
         known = [name for name in TRANSPORTS if name == transport]
         if not known:
             raise InvalidRequest("transport", f"must be one of {', '.join(TRANSPORTS)}", transport)
-        if known[0] == "grpc":
-            _ = self.receiver
         self._pairs.check(pair_id, known[0])
         granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
         return granted
@@ -112,8 +113,7 @@ class DecodeWorker:
         return lost
 
     async def commit(self, command: commands.Commit) -> None:
-        if self._receiver is not None:
-            self._receiver.check_complete(command.ticket)
+        self.receiver.check_complete(command.ticket)
         await self._engine.call(command)
 
     async def release(self, command: commands.Release) -> None:
@@ -151,10 +151,9 @@ class DecodeWorker:
         self.sessions.end_all(Unavailable("this decode worker is stopping"))
 
     async def close(self) -> None:
-        """Waits for the engine's thread, also while it loads the model: torch aborts a process that ends under it."""
+        """Waits for the engine; for its thread also while it loads the model: torch aborts a process that ends under it."""
         await self._engine.close()
-        if self._shm is not None:
-            await self._shm.close()
+        await self._shm.close()
 
     # What the engine says.
 
@@ -163,16 +162,20 @@ class DecodeWorker:
             case events.StepTokens() | events.Retracted() | events.Failed():
                 self.sessions.deliver(event)
             case events.TicketOpened():
-                if self._receiver is not None:
-                    self._receiver.open(event.ticket, event.page_ids)
+                self.receiver.open(event.ticket, event.page_ids)
             case events.TicketClosed():
-                if self._receiver is not None:
-                    self._receiver.close(event.ticket, event.reason)
+                self.receiver.close(event.ticket, event.reason)
                 self._engine.post(commands.Drained(event.ticket))
+            case events.SlotFree():
+                assert self._slots is not None
+                self._slots.give_back(event.slot)
             case events.Stats():
                 self._stats = event
             case _:
                 raise AssertionError(f"unknown event {event!r}")
+
+    def _on_page(self, slot: int, page_id: int) -> None:
+        self._engine.post(commands.StorePage(slot, page_id))
 
     def _on_sender_gone(self, pair_id: str) -> None:
         self._pairs.drop(pair_id)

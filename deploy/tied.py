@@ -5,20 +5,16 @@ Done here rather than between fork and exec of the parent, where Python code mus
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+from common.tied import die_with_parent
 
 
 def main() -> None:
     parent, *command = sys.argv[1:]
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        sys.exit(f"error: prctl: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != int(parent):  # It ended before the kernel knew of us.
-        sys.exit("error: the parent has ended")
+    die_with_parent(int(parent))
     # Held back until common/rpc/process.py takes signals over: a Ctrl-C during the imports is then an ordinary stop.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execvp(command[0], command)

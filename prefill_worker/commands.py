@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.core import Req
+from common.descriptor import Descriptor
 from common.handoff.base import Transport
 from common.work_key import WorkKey
 
@@ -72,18 +73,30 @@ class Forget:
     key: WorkKey
 
 
+class ForOutlets:
+    """Base of what concerns the ways out alone (prefill_worker/outlets.py)."""
+
+
 @dataclass(frozen=True)
-class OpenPool:
+class SlotsFree(ForOutlets):
+    """The pages of this request that lay in these slots are sent. Only where pages are announced by slot."""
+
+    key: WorkKey
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OpenPool(ForOutlets):
     """Map a decode worker's pool for Destinations with this pair_id. descriptor stays the caller's. Reply: None."""
 
     pair_id: str
-    descriptor: int
+    descriptor: Descriptor
     pool_bytes: int
     page_bytes: int
 
 
 @dataclass(frozen=True)
-class ClosePool:
+class ClosePool(ForOutlets):
     """Unmap; the reply (None) says that no write through it is possible any more. An unknown pair_id is fine."""
 
     pair_id: str

@@ -16,19 +16,21 @@ from typing import Any
 
 from common.engine.first_tokens import take_first_tokens
 from common.engine.flights import Flights
-from common.engine.handle import DEFERRED, Emit, Reply
+from common.engine.handle import DEFERRED, Emit, EngineDescription, Reply
 from common.engine.pages import PagePool
 from common.engine.prefilling import Prefilling
 from common.engine.runner import Runner, Sampled
 from common.errors import AlreadyExists, PdserveError, Unavailable
 from common.handoff.base import pages_ready
-from common.work import Compatibility, PageCounts
+from common.handoff.staging import Staging
+from common.work import PageCounts
 from common.work_key import WorkKey
-from prefill_worker.commands import Admit, Admitted, Check, ClosePool, Compute, Extend, FlushPrefixCache, Forget, OpenPool
+from prefill_worker.commands import Admit, Admitted, Check, Compute, Extend, FlushPrefixCache, Forget, ForOutlets
 from prefill_worker.events import Broken, PrefillDone, PrefillStarted, Stats
 from prefill_worker.holdings import Holdings
 from prefill_worker.job import Job
 from prefill_worker.outlets import Outlets
+from prefill_worker.slots import Slots
 from prefill_worker.states import State
 from prefill_worker.waiting import Waiting
 
@@ -44,8 +46,10 @@ class PrefillCore:
         max_running: int,
         chunk_tokens: int,
         clock: Callable[[], float] = time.monotonic,
+        staging: Staging | None = None,
     ) -> None:
-        """max_running: requests that hold pages at once. chunk_tokens: budget of one step, over all requests."""
+        """max_running: requests that hold pages at once. chunk_tokens: budget of one step, over all requests. staging: how pages
+        get to where the event loop can read them, if it cannot in the pool."""
         page_size = runner.compatibility.page_size
         self._runner = runner
         self._emit = emit
@@ -59,7 +63,8 @@ class PrefillCore:
             total_pages=runner.pool.num_pages,
             max_context=runner.compatibility.max_context,
         )
-        self._outlets = Outlets(page_view=runner.pool.page_view, emit=emit, clock=clock)
+        slots = None if staging is None else Slots(staging, emit)
+        self._outlets = Outlets(page_view=runner.pool.page_view, emit=emit, clock=clock, slots=slots)
         self._flights = Flights(lookahead=runner.lookahead)
         self._prefilling: Prefilling[Job] = Prefilling(
             runner,
@@ -75,20 +80,9 @@ class PrefillCore:
         self._stats: Stats | None = None
 
     @property
-    def compatibility(self) -> Compatibility:
-        return self._runner.compatibility
-
-    @property
-    def total_pages(self) -> int:
-        return self._runner.pool.num_pages
-
-    @property
-    def page_bytes(self) -> int:
-        return self._runner.pool.page_bytes
-
-    def page_view(self, page_id: int) -> memoryview:
-        """A page's bytes; the event loop may read a page named by PagesReady until it sends Forget."""
-        return self._runner.pool.page_view(page_id)
+    def description(self) -> EngineDescription:
+        pool = self._runner.pool
+        return EngineDescription(self._runner.compatibility, pool.num_pages, pool.page_bytes)
 
     def handle(self, command: Any, call_id: int | None) -> Any:
         match command:
@@ -102,10 +96,8 @@ class PrefillCore:
                         self._jobs[key].deadline = deadline
             case Forget():
                 self._forget(command.key)
-            case OpenPool():
-                self._outlets.open(command)
-            case ClosePool():
-                self._outlets.close(command.pair_id)
+            case ForOutlets():
+                self._outlets.handle(command)
             case FlushPrefixCache():
                 return self._pool.flush()
             case Check():
@@ -186,6 +178,7 @@ class PrefillCore:
             job.is_broken = True  # What lands now is of no use to it.
             self._flights.land_all()
         job.move_to(State.DONE)
+        self._outlets.forget(job)
         self._holdings.give_back(job)
         self._admit_waiting()
 
@@ -230,6 +223,7 @@ class PrefillCore:
 
     def _check(self) -> PageCounts:
         self._holdings.check(idle=not self._jobs)
+        self._outlets.check()
         return self._pool.counts()
 
     def _take_stats(self) -> Stats:

@@ -69,7 +69,9 @@ class DecodePeer:
         self.leases.keep(lease)
         return lease
 
-    def sender(self, lease: Lease, *, read_page: Callable[[int], memoryview]) -> GrpcSender | None:
+    def sender(
+        self, lease: Lease, *, read_page: Callable[[int], memoryview], on_sent: Callable[[int], None]
+    ) -> GrpcSender | None:
         """What pushes this lease's pages; None if the engine itself copies them (shm) or there are none."""
         if lease.pairing.transport != "grpc" or not lease.page_ids:
             return None
@@ -78,6 +80,7 @@ class DecodePeer:
             ticket=lease.ticket,
             page_count=len(lease.page_ids),
             read_page=read_page,
+            on_sent=on_sent,
             stall_timeout=self._terms.transfer_timeout,
             verify=self._terms.verify,
         )

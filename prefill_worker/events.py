@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from common.engine.handle import Urgent
 from common.errors import PdserveError
 from common.work import PageCounts, TokenOut
 from common.work_key import WorkKey
 
 
 class Page(NamedTuple):
-    """A complete page to send. page_index: its place in the destination's page_ids; page_id: in this worker's pool."""
+    """A complete page to send. page_index: its place in the destination's page_ids; page_id: in this worker's pool or, where the
+    event loop cannot address the pool, the slot of shared memory that it lies in."""
 
     page_index: int
     page_id: int
 
 
 @dataclass(frozen=True)
-class PrefillStarted:
+class PrefillStarted(Urgent):
     """The first chunk is about to be computed."""
 
     key: WorkKey
@@ -26,8 +28,9 @@ class PrefillStarted:
 
 
 @dataclass(frozen=True)
-class PagesReady:
-    """These pages are complete and stay as they are until Forget (grpc destinations only)."""
+class PagesReady(Urgent):
+    """These pages are complete and stay as they are until Forget, or until SlotsFree of the slots they lie in (grpc destinations
+    only). With slots, the last ones may come after PrefillDone."""
 
     key: WorkKey
     pages: tuple[Page, ...]

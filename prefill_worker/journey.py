@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from common.engine.handle import EngineHandle
@@ -33,7 +33,7 @@ from common.errors import (
 from common.handoff.grpc_sender import GrpcSender, Sent
 from common.work import FinishReason, TokenOut, WorkFailure
 from common.work_key import WorkKey
-from prefill_worker.commands import Admit, Compute, Destination, Forget
+from prefill_worker.commands import Admit, Compute, Destination, Forget, SlotsFree
 from prefill_worker.decode_peer import DecodePeer
 from prefill_worker.events import Broken, PagesReady, PrefillDone, PrefillStarted
 from prefill_worker.leases import Lease
@@ -51,11 +51,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tools:
-    """What every journey uses. peer_at: the decode worker at an address. read_page: bytes of one of this worker's pages."""
+    """What every journey uses. peer_at: the decode worker at an address. read_page: bytes of one of this worker's pages.
+    slots: pages are announced by the slot they lie in, which is to be given back."""
 
     engine: EngineHandle
     peer_at: Callable[[str], DecodePeer]
     read_page: Callable[[int], memoryview]
+    slots: bool
     clock: Callable[[], float]
     verify: bool
     metrics: PrefillMetrics
@@ -177,10 +179,14 @@ class Journey(Stateful):
     def _start_pushing(self) -> None:
         if self._peer is None or self._lease is None:
             return
-        self._sender = self._peer.sender(self._lease, read_page=self._tools.read_page)
+        self._sender = self._peer.sender(self._lease, read_page=self._tools.read_page, on_sent=self._on_page_sent)
         if self._sender is not None:
             self._pushing = asyncio.create_task(self._sender.run(), name=f"push {self._lease.ticket}")
             self._pushing.add_done_callback(self._on_pushed)
+
+    def _on_page_sent(self, page_id: int) -> None:
+        if self._tools.slots:
+            self._tools.engine.post(SlotsFree(self.key, (page_id,)))
 
     def _on_pushed(self, task: asyncio.Task[Sent]) -> None:
         """A transfer that breaks stops the computing at once."""
@@ -212,7 +218,7 @@ class Journey(Stateful):
     def _as_committed(self, token: TokenOut) -> TokenOut:
         """A completion that the router gave up in the meantime is not to be run."""
         if token.finish is None and token.key in self._ended_by:
-            return replace(token, finish=FinishReason.ABORT)
+            return token._replace(finish=FinishReason.ABORT)
         return token
 
     def _report_failure(self) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 import grpc
 
+from common.descriptor import Descriptor
 from common.engine.handle import EngineHandle
 from common.errors import FailedPrecondition, PdserveError, Unavailable
 from common.handoff.base import Transport
@@ -147,7 +148,7 @@ def _refused(error: PdserveError) -> PdserveError:
 
 async def _map(link: ShmLink, pair_id: str, *, terms: Terms, engine: EngineHandle) -> None:
     try:
-        await engine.call(OpenPool(pair_id, link.descriptor, link.pool_bytes, terms.page_bytes))
+        await engine.call(OpenPool(pair_id, Descriptor(link.descriptor), link.pool_bytes, terms.page_bytes))
     except BaseException:
         link.close()
         raise

@@ -1,6 +1,6 @@
 """The prefill worker process: its parts put together, and its staged end.
 
-Start: server listening (health: NOT_SERVING) -> model loaded in the engine's thread -> SERVING, registered with the routers.
+Start: server listening (health: NOT_SERVING) -> model loaded by the engine -> SERVING, registered with the routers.
 End:   health NOT_SERVING, load says draining -> requests get `grace` -> the rest end retryably -> closed -> exit 0.
        An engine that dies ends the process at once with exit code 1.
 """
@@ -13,15 +13,16 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from common.address import Address
 from common.config import describe
-from common.engine.config import EngineConfig
-from common.engine.handle import Emit, EngineHandle, ThreadEngine
-from common.engine.runner import ModelRunner
-from common.engine.start import engine_config, pool_before_start, starting_on
+from common.engine.engines import make_engine
+from common.engine.handle import Emit, EngineDescription, EngineHandle
+from common.engine.start import engine_config, load_runner, make_memory, pool_before_start
 from common.errors import Unavailable
+from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
 from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
 from common.rpc.health import Health
@@ -29,7 +30,8 @@ from common.rpc.process import Stop
 from common.rpc.registration import Registration
 from common.rpc.server import bind, make_server
 from common.version import VERSION
-from common.work import Compatibility, WorkerProfile
+from common.work import WorkerProfile
+from prefill_worker.build import build_runner
 from prefill_worker.config import Config
 from prefill_worker.core import PrefillCore
 from prefill_worker.metrics import PrefillMetrics
@@ -46,9 +48,9 @@ log = logging.getLogger(__name__)
 class PrefillServer:
     """Everything in one prefill worker process."""
 
-    def __init__(self, config: Config, *, engine: EngineConfig) -> None:
+    def __init__(self, config: Config, *, memory: PoolMemory) -> None:
         self._config = config
-        self._engine_config = engine
+        self._memory = memory
         self._drain_asked = asyncio.Event()
         self._grace = config.grace
         self._address: Address
@@ -56,6 +58,8 @@ class PrefillServer:
         self.worker = PrefillWorker(
             f"prefill-{secrets.token_hex(4)}",
             make_engine=self._make_engine,
+            memory=memory,
+            staged=config.on_cuda,
             transport=config.transport,
             verify=config.verify_handoff,
             transfer_timeout=config.transfer_timeout,
@@ -75,11 +79,11 @@ class PrefillServer:
 
     async def load(self) -> None:
         """Loads the model and joins the routers. Raises StartError."""
-        compatibility = await self.worker.start()
+        engine = await self.worker.start()
         self._health.set(SERVICE, True)
         registration = Registration(
             routers=self._config.router,
-            profile=self._profile(compatibility),
+            profile=self._profile(engine),
             load=self.worker.load,
             on_drain=self._on_drain,
         )
@@ -131,27 +135,27 @@ class PrefillServer:
         self._grace = grace
         self._drain_asked.set()
 
-    def _profile(self, compatibility: Compatibility) -> WorkerProfile:
+    def _profile(self, engine: EngineDescription) -> WorkerProfile:
         return WorkerProfile(
             worker_id=self.worker.worker_id,
             role="prefill",
             address=str(self._config.advertise or self._address),
-            compatibility=compatibility,
+            compatibility=engine.compatibility,
             device=self._config.device,
-            total_pages=self.worker.total_pages,
+            total_pages=engine.pool_pages,
             max_running=self._config.max_running,
             version=VERSION,
         )
 
     def _make_engine(self, on_event: Callable[[Any], None]) -> EngineHandle:
-        return ThreadEngine(lambda emit: build_core(self._config, self._engine_config, emit=emit), on_event=on_event)
+        return make_engine(self._config.engine, partial(build_core, self._config, self._memory), on_event=on_event)
 
 
-def build_core(config: Config, engine: EngineConfig, *, emit: Emit) -> PrefillCore:
+def build_core(config: Config, memory: PoolMemory, emit: Emit) -> PrefillCore:
     """Loads the model, in the thread that will run it. Raises StartError."""
-    with starting_on(engine.device):
-        runner = ModelRunner.load(engine, progress=lambda line: log.info("%s", line))
-    return PrefillCore(runner, emit=emit, max_running=config.max_running, chunk_tokens=config.chunk_tokens)
+    engine = replace(engine_config(config, pool_pages=pool_before_start(config)[0]), chunk_tokens=config.chunk_tokens)
+    runner, staging = load_runner(engine, memory, build=build_runner, progress=log.info)
+    return PrefillCore(runner, emit=emit, max_running=config.max_running, chunk_tokens=config.chunk_tokens, staging=staging)
 
 
 async def serve(config: Config, stop: Stop) -> int:
@@ -159,8 +163,7 @@ async def serve(config: Config, stop: Stop) -> int:
     log.info("prefill worker %s: %s", VERSION, describe(config))
     config.warn_of_no_router(log)
     metrics_port = start_metrics_server(config.metrics_port)
-    engine = engine_config(config, pool_pages=pool_before_start(config)[0])
-    server = PrefillServer(config, engine=replace(engine, chunk_tokens=config.chunk_tokens))
+    server = PrefillServer(config, memory=make_memory(config))
     register_page_gauges(server.worker.pages)
     register_load_gauges(server.worker.load)
     try:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from common.engine.handle import EngineHandle
+from common.engine.handle import EngineDescription, EngineHandle
 from common.errors import Unavailable
 from common.handoff.choose import TransportMode
-from common.work import Compatibility, PageCounts, WorkerLoad
+from common.handoff.pool_memory import PoolMemory
+from common.work import PageCounts, WorkerLoad
 from prefill_worker.commands import Check, FlushPrefixCache
 from prefill_worker.events import Stats
 from prefill_worker.journey import Tools
@@ -33,6 +34,8 @@ class PrefillWorker:
         worker_id: str,
         *,
         make_engine: MakeEngine,
+        memory: PoolMemory,
+        staged: bool = False,
         transport: TransportMode,
         verify: bool,
         transfer_timeout: timedelta,
@@ -40,7 +43,8 @@ class PrefillWorker:
         metrics: PrefillMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """make_engine(on_event): an engine whose core is a PrefillCore. Call within the running loop."""
+        """make_engine(on_event): an engine whose core is a PrefillCore living in memory or, if staged, reaching its
+        pages through it. Call within the running loop."""
         self.worker_id = worker_id
         self.clock = clock
         self.is_draining = False
@@ -48,6 +52,8 @@ class PrefillWorker:
         self.total_pages = 0
         """Of the KV pool; known once start() has returned: on a GPU the engine sizes it."""
         self._engine = make_engine(self._on_event)
+        self._memory = memory
+        self._staged = staged
         self._transport: TransportMode = transport
         self._verify = verify
         self._transfer_timeout = transfer_timeout
@@ -57,14 +63,13 @@ class PrefillWorker:
         self._journeys: Journeys | None = None
         self._stats = Stats(0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0))
 
-    async def start(self) -> Compatibility:
-        """Loads the model; raises what that raised. What it returns is what peers must have in common with this worker."""
-        core = await self._engine.start()
-        self.total_pages = core.total_pages
+    async def start(self) -> EngineDescription:
+        """Loads the model; raises what that raised."""
+        engine: EngineDescription = await self._engine.start()
         terms = Terms(
             worker_id=self.worker_id,
-            compatibility=core.compatibility,
-            page_bytes=core.page_bytes,
+            compatibility=engine.compatibility,
+            page_bytes=engine.page_bytes,
             transport=self._transport,
             verify=self._verify,
             transfer_timeout=self._transfer_timeout,
@@ -73,14 +78,14 @@ class PrefillWorker:
         tools = Tools(
             engine=self._engine,
             peer_at=self._peers.at,
-            read_page=core.page_view,
+            read_page=self._memory.page_view,
+            slots=self._staged,
             clock=self.clock,
             verify=self._verify,
             metrics=self._metrics,
         )
         self._journeys = Journeys(tools=tools, max_requests=self._max_requests)
-        compatibility: Compatibility = core.compatibility
-        return compatibility
+        return engine
 
     @property
     def died(self) -> asyncio.Future[BaseException | None]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from common.engine.cuda.sampling import Level, level_of
 
 from bench.geometries import write_model
 from common.batch_sizes import BatchSizes
 from common.core import Req, SamplingParams
+from common.engine.cuda.sampling import Level, level_of
 from common.engine.model_config import ModelConfig
 from common.engine.pages import pages_for
 from common.engine.runner import EngineConfig
@@ -65,7 +65,7 @@ def load(name: str, *, graph_sizes: Sequence[int], max_context: int, pool_pages:
             chunk_tokens=chunk_tokens,
             graph_sizes=BatchSizes(graph_sizes),
         )
-        runner = build_runner(config, pool_storage=None, progress=lambda line: print(f"  {line}", flush=True))
+        runner = build_runner(config, None, lambda line: print(f"  {line}", flush=True))
     assert isinstance(runner, GraphRunner)
     shape = runner.shape
     # Zeros would flatter: they compress in flight and hide wrong addresses.

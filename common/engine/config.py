@@ -21,7 +21,6 @@ class EngineConfig:
     chunk_tokens: most tokens of one prefill step, over all requests; 0: this engine computes no prompts.
     table_rows: requests that may have a page table row at once.
     prefill_attention, decode_attention: "auto": what the device does best.
-    chunk_tokens: prompt tokens of one step, at most.
     graph_sizes: batch sizes of decode that are captured as CUDA graphs.
     threads: of torch within one operation; None: torch's default, one per core.
     load_format: "dummy" makes random weights of the config's shape and needs no weight files, for benchmarks.
@@ -39,7 +38,6 @@ class EngineConfig:
     table_rows: int
     prefill_attention: PrefillAttention = "auto"
     decode_attention: DecodeAttention = "auto"
-    chunk_tokens: int = 8192
     graph_sizes: BatchSizes = BatchSizes()
     threads: int | None = None
     load_format: Literal["safetensors", "dummy"] = "safetensors"

@@ -71,7 +71,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @cache
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this build of torch and this CPU have oneDNN products of that dtype."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 

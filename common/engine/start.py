@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from common.by_device import is_cuda
 from common.engine.config import EngineConfig
-from common.engine.runner import page_bytes
+from common.engine.load import page_bytes
+from common.engine.runner import Runner
 from common.errors import StartError
+from common.handoff.pool_memory import PoolMemory
+from common.handoff.staging import Staging, slots_for
 from common.worker_config import MIB, WorkerConfig
 
 OUT_OF_CPU_MEMORY = "DefaultCPUAllocator"
+
+BuildRunner = Callable[[EngineConfig, memoryview | None, Callable[[str], None]], Runner]
+"""(engine, where its pool is to be or None for memory of its own, progress) -> the worker's Runner. Raises StartError."""
 
 
 def pool_before_start(config: WorkerConfig) -> tuple[int | None, int]:
@@ -24,6 +30,27 @@ def pool_before_start(config: WorkerConfig) -> tuple[int | None, int]:
         return config.pages_before_start(each), each
     except ValueError as error:
         raise StartError(str(error)) from error
+
+
+def make_memory(config: WorkerConfig) -> PoolMemory:
+    """What the worker's event loop and its engine share: the KV pool's bytes or, for a pool in a GPU, slots for its pages. Raises
+    StartError."""
+    pages, bytes_per_page = pool_before_start(config)
+    try:
+        return PoolMemory(slots_for(bytes_per_page, pool_pages=pages) if config.on_cuda else pages or 0, bytes_per_page)
+    except OSError as error:
+        raise StartError(f"cannot make the KV pool: {error}") from error
+
+
+def load_runner(
+    engine: EngineConfig, memory: PoolMemory, *, build: BuildRunner, progress: Callable[[str], None]
+) -> tuple[Runner, Staging | None]:
+    """The model over a pool in this memory, or with the way to the pool's pages through it. Raises StartError."""
+    with starting_on(engine.device):
+        if not is_cuda(engine.device):
+            return build(engine, memory.view, progress), None
+        runner = build(engine, None, progress)
+        return runner, Staging(memory, runner.pool)
 
 
 def engine_config(config: WorkerConfig, *, pool_pages: int | None) -> EngineConfig:

@@ -12,7 +12,8 @@ part is not contiguous. Growth pages are the receiver's own business and are not
 
 grpc: HandoffService.Push carries KvFrames; page_index is the place in page_ids, offset a byte in that page. One stream per
 ticket; its frames may come in any order but cover every byte exactly once. Closing the stream is the fence after which nothing
-is written.
+is written. A receiver whose pool is on a GPU gathers each page in a slot of host memory (common/handoff/staging.py): it waits
+for a free one, but refuses with RESOURCE_EXHAUSTED to wait while another page of the same stream is incomplete.
 
 shm: the receiver's pool is a memfd; page p is bytes [p * page_bytes, (p + 1) * page_bytes) of it. Once per pairing:
 

@@ -4,7 +4,8 @@
          '--- store(frame) ... store(frame) ------------'
                                                         after close() nothing is written: this is the fence
 
-Everything runs in the event loop and store() does not await, so a frame is either before close() or refused.
+Everything runs in the event loop and store() does not await, so a frame is either before close() or refused. Where the pages
+cannot be written to from here, they are gathered in slots and handed to the engine one by one (common/handoff/staging.py).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
-from common.errors import Aborted, AlreadyExists, FailedPrecondition, InvalidRequest, NotFound
+from common.errors import Aborted, AlreadyExists, FailedPrecondition, InvalidRequest, NotFound, ResourceExhausted
 from common.handoff.base import MAX_FRAME_BYTES, page_checksum
+from common.handoff.free_slots import FreeSlots
 from common.handoff.ledger import Ledger
 
 
@@ -36,15 +38,29 @@ class _Intake:
         self.ledger = Ledger(len(pages), page_bytes)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.has_stream = False
+        self.slots: dict[int, int] = {}
+        """By page_index: where a page that is not complete is gathered."""
 
 
 class GrpcReceiver:
     """Event loop only."""
 
-    def __init__(self, *, page_view: Callable[[int], memoryview], page_bytes: int) -> None:
-        """page_view: the writable bytes of one of this worker's pages."""
+    def __init__(
+        self,
+        *,
+        page_view: Callable[[int], memoryview],
+        page_bytes: int,
+        slots: FreeSlots | None = None,
+        on_page: Callable[[int, int], None] = lambda slot, page_id: None,
+    ) -> None:
+        """page_view: the writable bytes of one of this worker's pages.
+
+        slots: frames cannot be written into the pages themselves: each page is gathered in a slot, page_view has the slots'
+        bytes, and on_page(slot, page_id) is called when a page is complete there; whoever takes it then gives back the slot."""
         self._page_view = page_view
         self._page_bytes = page_bytes
+        self._slots = slots
+        self._on_page = on_page
         self._intakes: dict[str, _Intake] = {}
 
     def open(self, ticket: str, pages: Sequence[int]) -> None:
@@ -77,10 +93,14 @@ class GrpcReceiver:
         if intake.has_stream:
             raise AlreadyExists("this ticket has had a stream already")
         intake.has_stream = True
-        frame: Frame | None = first
-        while frame is not None:
-            self._store(intake, frame, ticket=first.ticket)
-            frame = await _next(frames, intake.ended)
+        try:
+            frame: Frame | None = first
+            while frame is not None:
+                await self._take_slot(intake, frame.page_index)
+                self._store(intake, frame, ticket=first.ticket)
+                frame = await _next(frames, intake.ended)
+        finally:
+            self._give_back(intake)
         if not intake.ledger.is_complete:
             raise FailedPrecondition(_missing(intake.ledger))
         return intake.ledger.received
@@ -94,7 +114,34 @@ class GrpcReceiver:
         if page_checksum(frame.data) != frame.crc32:
             raise InvalidRequest("crc32", f"must be the checksum of data, {page_checksum(frame.data):08x}", f"{frame.crc32:08x}")
         intake.ledger.claim(frame.page_index, frame.offset, len(frame.data))
-        self._page_view(intake.pages[frame.page_index])[frame.offset : frame.offset + len(frame.data)] = frame.data
+        page_id = intake.pages[frame.page_index]
+        view = self._page_view(page_id if self._slots is None else intake.slots[frame.page_index])
+        view[frame.offset : frame.offset + len(frame.data)] = frame.data
+        if self._slots is not None and intake.ledger.has_page(frame.page_index):
+            self._on_page(intake.slots.pop(frame.page_index), page_id)
+
+    async def _take_slot(self, intake: _Intake, page_index: int) -> None:
+        """Sees to it that this page has a slot, where it needs one; waits for one while all are in use."""
+        if self._slots is None or page_index in intake.slots or not 0 <= page_index < len(intake.pages):
+            return
+        if intake.slots:  # It has one, and whoever has and waits may wait for another who does: so it does not wait.
+            if (slot := self._slots.try_take()) is None:
+                raise ResourceExhausted("no room for a page before the one under way is complete")
+            intake.slots[page_index] = slot
+            return
+        asked = self._slots.ask()
+        try:
+            await asyncio.wait((asked, intake.ended), return_when=asyncio.FIRST_COMPLETED)
+            _raise_if_ended(intake.ended)
+        except BaseException:
+            self._slots.withdraw(asked)
+            raise
+        intake.slots[page_index] = asked.result()
+
+    def _give_back(self, intake: _Intake) -> None:
+        """A stream has ended: what it has not completed, nobody will."""
+        while self._slots is not None and intake.slots:
+            self._slots.give_back(intake.slots.popitem()[1])
 
 
 async def _next(frames: AsyncIterator[Frame], ended: asyncio.Future[str]) -> Frame | None:

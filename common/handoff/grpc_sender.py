@@ -39,8 +39,10 @@ class GrpcSender:
         read_page: Callable[[int], memoryview],
         stall_timeout: timedelta,
         verify: bool = False,
+        on_sent: Callable[[int], None] = lambda page_id: None,
     ) -> None:
-        """page_count: pages of the whole ticket. read_page: the bytes of one of our pages, by id.
+        """page_count: pages of the whole ticket. read_page: the bytes of one of our pages, by id. on_sent(page_id): it is
+        not read any more.
         stall_timeout: longest wait for the receiver to take one frame, and for its answer at the end."""
         self._stub = stub
         self._ticket = ticket
@@ -48,6 +50,7 @@ class GrpcSender:
         self._read_page = read_page
         self._stall_timeout = stall_timeout
         self._verify = verify
+        self._on_sent = on_sent
         self._ready: deque[tuple[int, int]] = deque()
         self._wake = asyncio.Event()
         self._page_crc32 = [0] * page_count
@@ -83,6 +86,7 @@ class GrpcSender:
             for frame in self._frames(page_index, self._read_page(page_id)):
                 async with asyncio.timeout(self._stall_timeout.total_seconds()):
                     await call.write(frame)
+            self._on_sent(page_id)
             sent += 1
         async with asyncio.timeout(self._stall_timeout.total_seconds()):
             await call.done_writing()

@@ -27,6 +27,10 @@ class Ledger:
     def is_complete(self) -> bool:
         return self.received == self.expected
 
+    def has_page(self, page_index: int) -> bool:
+        """All of this page's bytes have arrived."""
+        return self._stretches[page_index] == [(0, self._page_bytes)]
+
     def claim(self, page_index: int, offset: int, length: int) -> None:
         """Notes that these bytes arrive now. Raises InvalidRequest, and notes nothing, unless they lie inside the ticket's pages
         and none of them has arrived before."""

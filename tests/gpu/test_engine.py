@@ -56,7 +56,7 @@ def gpu_engine(model: Path, *, sizes: BatchSizes = SIZES, **config: Any) -> Iter
             graph_sizes=sizes,
             **config,
         )
-        runner = build_runner(engine, pool_storage=None, progress=lambda text: None)
+        runner = build_runner(engine, None, lambda text: None)
         assert isinstance(runner, GraphRunner)
         runner.pool.tensor.fill_(float("nan"))  # What nobody wrote must not be read.
         runner.pool.tensor[-1].zero_()

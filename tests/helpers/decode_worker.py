@@ -13,9 +13,11 @@ import grpc
 
 from common.address import Address
 from common.core import Batch, Req
-from common.engine.handle import Emit, ThreadEngine
+from common.engine.handle import Emit
+from common.engine.thread import ThreadEngine
 from common.handoff.base import page_checksum, tokens_of
 from common.handoff.pool_memory import PoolMemory
+from common.handoff.staging import Staging
 from common.rpc.channels import make_channel
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc, prefill_pb2
 from common.rpc.server import bind, make_server
@@ -97,11 +99,18 @@ class Peers:
             pages.append(bytes(scratch.page_view(0)))
         return pages
 
+    @property
+    def free_slots(self) -> int:
+        """Of a worker that has any."""
+        slots = self.worker._slots
+        assert slots is not None
+        return len(slots)
+
+    def frame(self, ticket: str, data: bytes, *, page_index: int = 0) -> handoff_pb2.KvFrame:
+        return handoff_pb2.KvFrame(ticket=ticket, page_index=page_index, offset=0, data=data, crc32=page_checksum(data))
+
     async def push(self, ticket: str, pages: Sequence[bytes]) -> handoff_pb2.PushResponse:
-        frames = [
-            handoff_pb2.KvFrame(ticket=ticket, page_index=index, offset=0, data=page, crc32=page_checksum(page))
-            for index, page in enumerate(pages)
-        ]
+        frames = [self.frame(ticket, page, page_index=index) for index, page in enumerate(pages)]
         response: handoff_pb2.PushResponse = await self.handoff.Push(iter(frames), timeout=CALL_SECONDS)
         return response
 
@@ -155,18 +164,23 @@ def fake_worker(
     lease: timedelta = timedelta(seconds=10),
     before_run: Callable[[Batch], None] = lambda batch: None,
     offer_shm: bool = True,
+    slots: int = 0,
 ) -> tuple[DecodeWorker, FakeRunner]:
-    """Not started; lives in the running event loop."""
-    memory = PoolMemory(pages, 2 * 4 * page_size)
-    runner = FakeRunner(num_pages=pages, page_size=page_size, rows=max_running, storage=memory.view, before_run=before_run)
+    """Not started; lives in the running event loop. slots: so many in front of a pool that the event loop cannot address."""
+    memory = PoolMemory(slots or pages, 2 * 4 * page_size)
+    storage = None if slots else memory.view
+    runner = FakeRunner(num_pages=pages, page_size=page_size, rows=max_running, storage=storage, before_run=before_run)
+    staging = Staging(memory, runner.pool) if slots else None
 
     def build(emit: Emit) -> DecodeCore:
-        return DecodeCore(runner, pool_pages=pages, max_running=max_running, lease=lease, emit=emit)
+        return DecodeCore(runner, pool_pages=pages, max_running=max_running, lease=lease, emit=emit, staging=staging)
 
     def make_engine(on_event: Callable[[Any], None]) -> ThreadEngine:
         return ThreadEngine(build, on_event=on_event)
 
-    return DecodeWorker("decode-test", make_engine=make_engine, memory=memory, offer_shm=offer_shm), runner
+    return DecodeWorker(
+        "decode-test", make_engine=make_engine, memory=memory, offer_shm=offer_shm and not slots, staged=slots > 0
+    ), runner
 
 
 @asynccontextmanager

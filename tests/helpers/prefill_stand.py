@@ -9,7 +9,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from common.engine.handle import ThreadEngine
+from common.engine.thread import ThreadEngine
+from common.handoff.pool_memory import PoolMemory
+from common.handoff.staging import Staging
 from common.work import TokenOut, WorkFailure
 from common.work_key import WorkKey
 from prefill_worker.core import PrefillCore
@@ -56,7 +58,8 @@ class Recorder:
 
 
 class PrefillStand:
-    """async with PrefillStand(...) as stand. At the end nothing may be under way, held or unreleased."""
+    """async with PrefillStand(...) as stand. At the end nothing may be under way, held or unreleased. slots: so many in front
+    of a pool that the event loop cannot address, if any."""
 
     def __init__(
         self,
@@ -68,18 +71,21 @@ class PrefillStand:
         chunk_tokens: int = 8,
         max_running: int = 4,
         max_requests: int = 100,
+        slots: int = 0,
         **runner: Any,
     ) -> None:
         self.decode = decode
         self.report = Recorder()
         settings: dict[str, Any] = {"page_size": decode.page_size, "rows": max_running} | runner
-        self.runner = FakeRunner(**settings)
+        memory = PoolMemory(slots or settings.get("num_pages", 32), 2 * 4 * settings["page_size"])
+        self.runner = FakeRunner(storage=None if slots else memory.view, **settings)
+        staging = Staging(memory, self.runner.pool) if slots else None
         self.core: PrefillCore
         self.registry = CollectorRegistry()
         self._next_uid = 1
 
         def build(emit: Any) -> PrefillCore:
-            self.core = PrefillCore(self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens)
+            self.core = PrefillCore(self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens, staging=staging)
             return self.core
 
         def make_engine(on_event: Any) -> ThreadEngine:
@@ -89,6 +95,8 @@ class PrefillStand:
         self.worker = PrefillWorker(
             "prefill-test",
             make_engine=make_engine,
+            memory=memory,
+            staged=slots > 0,
             transport=transport,
             verify=verify,
             transfer_timeout=timedelta(seconds=transfer_timeout),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from common.errors import (
@@ -78,7 +76,7 @@ def test_a_commit_token_without_epoch_comes_out_with_its_routers_epoch() -> None
     req = make_req(PROMPT)
     granted = harness.granted(harness.reserve(req))
     fill(harness.runner.pool, req, granted.page_ids, granted.prefix_len)
-    tokens = tuple(replace(token, key=WorkKey(0, token.key.uid, token.key.attempt)) for token in first_tokens(req))
+    tokens = tuple(token._replace(key=WorkKey(0, token.key.uid, token.key.attempt)) for token in first_tokens(req))
     harness.do(commands.Commit(granted.ticket, tokens, len(granted.page_ids)))
     harness.step_and_land()
     assert [token.index for token in harness.tokens(req.key)] == [0, 1]

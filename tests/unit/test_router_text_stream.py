@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,7 +36,7 @@ def tokens_of(tokenizer: Tokenizer, text: str | bytes, *, finish: FinishReason |
     pieces = tokenizer.shown.pieces
     ids = [pieces.index(bytes([byte]).decode() if byte < 0x80 else bytes([byte])) for byte in data]
     made = [TokenOut(KEY, first + i, token_id) for i, token_id in enumerate(ids)]
-    return [*made[:-1], replace(made[-1], finish=finish)]
+    return [*made[:-1], made[-1]._replace(finish=finish)]
 
 
 def eos(tokenizer: Tokenizer, index: int) -> TokenOut:
@@ -68,7 +67,7 @@ def test_a_stop_token_with_a_text_of_its_own_has_none_either(tokenizer: Tokenize
 
 @pytest.mark.parametrize("stop", [(), ("zz",)])
 def test_an_ignored_end_token_shows_only_if_asked_for(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-    ignored = replace(eos(tokenizer, 0), finish=None)
+    ignored = eos(tokenizer, 0)._replace(finish=None)
     assert TextStream(tokenizer, stop=stop).push([ignored]).text == ""
     assert TextStream(tokenizer, stop=stop, include_special=True).push([ignored]).text == "<|end|>"
 
@@ -114,7 +113,7 @@ def test_a_stop_string_ends_nothing_before_min_tokens(tokenizer: Tokenizer, min_
 
 def test_ids_only_makes_no_text(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer, ids_only=True)
-    tokens = [replace(token, logprob=-1.0, top=((5, -1.0),)) for token in tokens_of(tokenizer, "hi", finish=LENGTH)]
+    tokens = [token._replace(logprob=-1.0, top=((5, -1.0),)) for token in tokens_of(tokenizer, "hi", finish=LENGTH)]
     assert stream.push(tokens) == TextPiece("", 2, None)
     assert stream.finish() == ""
     assert [entry.text for entry in stream.logprobs(tokens)] == ["", ""]
@@ -122,7 +121,7 @@ def test_ids_only_makes_no_text(tokenizer: Tokenizer) -> None:
 
 def test_usg_04_each_token_of_a_push_has_its_own_logprobs_and_texts(tokenizer: Tokenizer) -> None:
     h, lead = tokens_of(tokenizer, b"h\xc3")
-    tokens = [replace(h, logprob=-0.5, top=((h.token_id, -0.5), (lead.token_id, -2.0))), replace(lead, logprob=-0.25), h]
+    tokens = [h._replace(logprob=-0.5, top=((h.token_id, -0.5), (lead.token_id, -2.0))), lead._replace(logprob=-0.25), h]
     assert TextStream(tokenizer).logprobs(tokens) == [
         TokenText(h.token_id, -0.5, "h", ((h.token_id, -0.5, "h"), (lead.token_id, -2.0, "\ufffd"))),
         TokenText(lead.token_id, -0.25, "\ufffd", ()),
@@ -142,7 +141,7 @@ def test_a_stop_string_made_of_fallback_bytes_is_found_at_the_end(tmp_path: Path
     tokens = [TokenOut(KEY, i, 1 + byte) for i, byte in enumerate("😀".encode())]
     stream = TextStream(fallback, stop=["😀"])
     assert stream.push(tokens[:3]) == TextPiece("", 3, None)
-    assert stream.push([replace(tokens[3], finish=LENGTH)]) == TextPiece("", 1, "😀")
+    assert stream.push([tokens[3]._replace(finish=LENGTH)]) == TextPiece("", 1, "😀")
 
 
 @settings(max_examples=200, deadline=None)

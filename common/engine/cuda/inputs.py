@@ -12,7 +12,7 @@ from common.core import Batch, Req
 from common.engine.cuda.attention import CudaMetadata
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.spans import PagedSpans
-from common.engine.cuda.staging import Staging
+from common.engine.cuda.upload import UploadRing
 from common.engine.kv_pool import KVPool
 from common.engine.peer_store import PeerStore
 
@@ -25,7 +25,7 @@ class PrefillInputs:
         self._page_bytes = pool.page_bytes
         self._row_bytes = pool.tensor[0, 0, 0, 0].numel() * pool.tensor.itemsize
         # Per token: id, position, location, and an address of two words; per request: a row of two words.
-        self._staging = Staging(5 * max_tokens + 2 * max_reqs, dtype=torch.int32, device=device)
+        self._uploads = UploadRing(5 * max_tokens + 2 * max_reqs, dtype=torch.int32, device=device)
 
     def upload(self, batch: Batch, stores: Mapping[Req, PeerStore]) -> PagedSpans:
         """Fills batch.input_ids, positions, out_loc and attn_metadata; returns what the attention kernel plans with."""
@@ -37,7 +37,7 @@ class PrefillInputs:
         ids = [req.input_ids[req.cached_len : req.device_len].numpy() for req in reqs]
         locations = [self._locations(req, span) for req, span in zip(reqs, positions, strict=True)]
         packed = np.concatenate([addresses.view(np.int32), rows.view(np.int32), *ids, *positions, *locations])
-        self._fill(batch, self._staging.upload(packed), num_addresses=len(addresses), num_rows=len(rows))
+        self._fill(batch, self._uploads.upload(packed), num_addresses=len(addresses), num_rows=len(rows))
         return self._spans(reqs)
 
     def _fill(self, batch: Batch, uploaded: torch.Tensor, *, num_addresses: int, num_rows: int) -> None:

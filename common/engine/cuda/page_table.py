@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from common.engine.cuda.kernels import scatter_updates
-from common.engine.cuda.staging import Staging
+from common.engine.cuda.upload import UploadRing
 from common.engine.page_table import PageTable
 
 MAX_UPDATES = 16_384
@@ -31,7 +31,7 @@ class CudaPageTable(PageTable):
             torch.arange(page_size, dtype=torch.int32, device=device).repeat(pages_per_row) + dummy_page * page_size
         )
         self._updates: list[tuple[int, int, int]] = []
-        self._staging = Staging(1 + MAX_UPDATES * 3, dtype=torch.int32, device=device)
+        self._uploads = UploadRing(1 + MAX_UPDATES * 3, dtype=torch.int32, device=device)
 
     @property
     def dummy_row(self) -> int:
@@ -47,5 +47,5 @@ class CudaPageTable(PageTable):
         for start in range(0, len(self._updates), MAX_UPDATES):
             updates = self._updates[start : start + MAX_UPDATES]
             packed = np.concatenate([[len(updates)], *updates]).astype(np.int32)
-            scatter_updates(self._staging.upload(packed), self.tensor, page_size=self.page_size, count=len(updates))
+            scatter_updates(self._uploads.upload(packed), self.tensor, page_size=self.page_size, count=len(updates))
         self._updates.clear()

@@ -14,7 +14,7 @@ from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.results import ResultRing
 from common.engine.cuda.sampling import DeviceSampler, level_of
 from common.engine.cuda.sampling_state import SamplingState
-from common.engine.cuda.staging import Staging
+from common.engine.cuda.upload import UploadRing
 from common.engine.kv_pool import KVPool
 from common.engine.load import LoadedModel
 from common.engine.peer_store import PeerStore
@@ -52,7 +52,7 @@ class CudaRunner:
         self._inputs = PrefillInputs(page_table, pool, max_tokens=max_tokens, max_reqs=page_table.rows, device=self.device)
         self._sampling = SamplingState(FIRST_TOKENS + 1, loaded.shape.vocab_size, loaded.eos_token_ids, self.device)
         self._sampler = DeviceSampler(self._sampling, FIRST_TOKENS)
-        self._rows = Staging(2 * FIRST_TOKENS, dtype=torch.int32, device=self.device)
+        self._rows = UploadRing(2 * FIRST_TOKENS, dtype=torch.int32, device=self.device)
         self._results = ResultRing(self._sampler)
         self._ctx = Context(page_size=page_table.page_size)
         self._ctx.page_table = page_table.tensor

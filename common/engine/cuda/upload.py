@@ -1,4 +1,4 @@
-"""Staging: pinned host memory that small uploads go through, so that the copy neither waits for the device nor for the host."""
+"""UploadRing: pinned host memory for small uploads, so that neither the host nor the device waits for the copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 
-class Staging:
+class UploadRing:
     """A ring of pinned buffers with a device buffer each. Engine thread only.
 
     A slot is written again only when the copy out of it has been done; the device side of a slot is ordered by the stream.

@@ -1,0 +1,21 @@
+"""The prefill worker's Runner, by device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.by_device import is_cuda
+from common.engine.config import EngineConfig
+from common.engine.load import load_model
+from common.engine.runner import ModelRunner, Runner
+
+
+def build_runner(config: EngineConfig, pool_storage: memoryview | None, progress: Callable[[str], None]) -> Runner:
+    """Raises StartError. Call it in the thread that will run the model. pool_storage: see ModelRunner; on the CPU only."""
+    loaded = load_model(config, progress)
+    if not is_cuda(config.device):
+        return ModelRunner.build(loaded, config, pool_storage=pool_storage, progress=progress)
+    # Imported when asked for: it needs what only a machine with a GPU has.
+    from common.engine.cuda.build import build_cuda_runner
+
+    return build_cuda_runner(loaded, config, progress)
