@@ -110,7 +110,7 @@ def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
 def compile_plan(job: tuple[Shape, int, Plan]) -> None:
     """In a process of its own: leaves the binary in Triton's cache."""
     shape, tokens, plan = job
-    Inputs(shape, tokens, filled=False).ours(plan, Workspace(torch.device("cuda")), pdl=True)
+    Inputs(shape, tokens, filled=False).ours(plan, Workspace(torch.device("cuda"), floats=1 << 23), pdl=True)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
@@ -124,7 +124,7 @@ def measure(shape: Shape, tokens: int, plans: list[Plan]) -> tuple[float, list[t
     """Microseconds of torch's product, and of each plan that is right, best first."""
     weight_bytes = shape.rows * shape.depth * 2
     sets = [Inputs(shape, tokens) for _ in range(copies_beyond_l2(weight_bytes))]
-    workspace = Workspace(torch.device("cuda"))
+    workspace = Workspace(torch.device("cuda"), floats=1 << 23)
     timed = []
     wanted = sets[0].wanted()
     for plan in plans:
