@@ -50,6 +50,9 @@ SHAPES = [
     Shape("0.6B gate_up", 6144, 1024, norm=True, gated=True),
     Shape("0.6B down", 1024, 3072, add=True),
     Shape("0.6B head", 151936, 1024, norm=True),
+    Shape("8B qkv plain", 6144, 4096),
+    Shape("0.6B qkv plain", 4096, 1024),
+    Shape("0.6B gate_up plain", 6144, 1024),
 ]
 
 
@@ -100,7 +103,8 @@ def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
                     yield from (plan, replace(plan, prefetch=True)) if warps == 4 else (replace(plan, prefetch=warps == 2),)
         yield Plan(dot=False, rows=4, depth=1024, warps=4, stages=4)
     if tokens > 1:
-        for rows, depth, warps, stages in ((64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 4), (32, 128, 2, 4), (16, 256, 4, 4)):
+        tiles = ((64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 4), (32, 128, 2, 4), (16, 256, 4, 4))
+        for rows, depth, warps, stages in tiles if tokens <= 16 else ((64, 64, 4, 5), (64, 128, 4, 4), (128, 64, 4, 5), (128, 128, 8, 4)):
             for split in (1, 2, 4, 8):
                 programs = -(-shape.rows // rows) * split
                 if programs >= 120 and (split == 1 or programs <= 1100) and split * depth <= shape.depth:
@@ -110,7 +114,7 @@ def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
 def compile_plan(job: tuple[Shape, int, Plan]) -> None:
     """In a process of its own: leaves the binary in Triton's cache."""
     shape, tokens, plan = job
-    Inputs(shape, tokens, filled=False).ours(plan, Workspace(torch.device("cuda"), floats=1 << 23), pdl=True)
+    Inputs(shape, tokens, filled=False).ours(plan, Workspace(torch.device("cuda"), floats=1 << 25), pdl=True)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
@@ -124,7 +128,7 @@ def measure(shape: Shape, tokens: int, plans: list[Plan]) -> tuple[float, list[t
     """Microseconds of torch's product, and of each plan that is right, best first."""
     weight_bytes = shape.rows * shape.depth * 2
     sets = [Inputs(shape, tokens) for _ in range(copies_beyond_l2(weight_bytes))]
-    workspace = Workspace(torch.device("cuda"), floats=1 << 23)
+    workspace = Workspace(torch.device("cuda"), floats=1 << 25)
     timed = []
     wanted = sets[0].wanted()
     for plan in plans:

@@ -25,7 +25,7 @@ POOL_PAGES = 256 * 25 + 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=LINES, default=list(LINES))
-    parser.add_argument("--model", nargs="+", default=["qwen3-0.6b", "llama-3-8b"])
+    parser.add_argument("--model", nargs="+", default=["Qwen3-0.6B", "Llama-3-8B"])
     parser.add_argument("--out", type=Path, default=Path("bench/out/gpu.json"))
     args = parser.parse_args()
     if not torch.cuda.is_available():

@@ -52,6 +52,7 @@ def gpu_engine(model: Path, *, sizes: BatchSizes = SIZES, **config: Any) -> Iter
             dtype="bfloat16",
             page_size=PAGE_SIZE,
             pool_pages=600,
+            chunk_tokens=8192,
             table_rows=ROWS,
             graph_sizes=sizes,
             **config,

@@ -13,7 +13,9 @@ import torch
 from common.engine.cuda.jit.linear import linear_dot_kernel, linear_fma_kernel
 from common.engine.cuda.launch import INTERPRETED, ceil_div, launch_options, power_of_2_from
 
-MAX_TOKENS = 16
+MAX_TOKENS = 128
+MIN_DOT_TOKENS = 16
+"""The tensor cores take no fewer columns."""
 FMA_TOKENS = 1
 """Up to so many tokens the ordinary cores keep up with the memory."""
 FMA_PROGRAMS = 700
@@ -107,10 +109,11 @@ def small_linear(
     if not plan.dot:
         linear_fma_kernel[(tiles,)](*operands, *strides, eps, TB=power_of_2_from(tokens), **common)
         return out
+    dot_tokens = max(MIN_DOT_TOKENS, power_of_2_from(tokens))
     if plan.split > 1:
-        assert workspace is not None and workspace.holds(tiles, plan.split, (plan.rows + 1) * MAX_TOKENS)
+        assert workspace is not None and workspace.holds(tiles, plan.split, (plan.rows + 1) * dot_tokens)
     shared = (None, None) if workspace is None else (workspace.partial, workspace.counters)
-    linear_dot_kernel[(tiles * plan.split,)](*operands, *shared, *strides, eps, TB=MAX_TOKENS, SPLIT=plan.split, **common)
+    linear_dot_kernel[(tiles * plan.split,)](*operands, *shared, *strides, eps, TB=dot_tokens, SPLIT=plan.split, **common)
     return out
 
 
