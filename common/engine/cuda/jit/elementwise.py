@@ -9,8 +9,7 @@ def begin(PDL: tl.constexpr):
     """Every kernel's first access to what the kernel before it wrote comes after this call.
 
     With programmatic dependent launch the next kernel may take its place on the SMs from now on; it waits here in its turn until
-    all of this one has been written. As every kernel waits before it lets the next one start, what the kernel before the previous
-    one wrote may be read even before this call.
+    all of this one has been written. What is never written, such as weights, may be read before.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
