@@ -104,7 +104,9 @@ def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
         yield Plan(dot=False, rows=4, depth=1024, warps=4, stages=4)
     if tokens > 1:
         tiles = ((64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 4), (32, 128, 2, 4), (16, 256, 4, 4))
-        for rows, depth, warps, stages in tiles if tokens <= 16 else ((64, 64, 4, 5), (64, 128, 4, 4), (128, 64, 4, 5), (128, 128, 8, 4)):
+        for rows, depth, warps, stages in (
+            tiles if tokens <= 16 else ((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3))
+        ):
             for split in (1, 2, 4, 8):
                 programs = -(-shape.rows // rows) * split
                 if programs >= 120 and (split == 1 or programs <= 1100) and split * depth <= shape.depth:

@@ -118,7 +118,7 @@ class GraphRunner:
         logits: list[torch.Tensor] = []
         self._layers[size] = _prepared(partial(self._forward, size, logits), pool)
         for level in Level:
-            self._sampling[size, level] = _prepared(partial(self._sample, size, level, logits[-1]), pool)
+            self._sampling[size, level] = _prepared(partial(self._sample, size, level, logits), pool)
 
     def _forward(self, size: int, logits: list[torch.Tensor]) -> None:
         batch, buffers = Batch([self._dummy] * size, "decode"), self._buffers
@@ -140,9 +140,9 @@ class GraphRunner:
         batch.attn_metadata = CudaMetadata(None, block_tables=buffers.block_tables[:size], seq_lens=buffers.seq_lens[:size])
         logits[:] = [self._runner.forward(batch)]
 
-    def _sample(self, size: int, level: Level, logits: torch.Tensor) -> None:
+    def _sample(self, size: int, level: Level, logits: list[torch.Tensor]) -> None:
         rows, sampler = self._buffers.rows[:size], self._sampler
-        sampler.sample(logits, rows, level)
+        sampler.sample(logits[0], rows, level)
         kernels.advance(
             rows,
             sampler.tokens[:size],

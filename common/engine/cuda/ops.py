@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from common.engine.cuda import kernels
-from common.engine.cuda.small_linear import MAX_TOKENS, Workspace, small_linear
+from common.engine.cuda.linear_plans import best_plan
+from common.engine.cuda.small_linear import Workspace, small_linear
 from common.engine.layers import Block, Linear
 
 
 class CudaOps:
-    """Up to MAX_TOKENS tokens, a product is the time of reading its weight: one kernel with what is around it. Beyond, cuBLAS and
-    fused small kernels."""
+    """For few tokens a product is the time of reading its weight: one kernel with what is around it (linear_plans.py). Else
+    cuBLAS and fused small kernels."""
 
     def __init__(self) -> None:
         self._workspaces: dict[torch.device, Workspace] = {}
@@ -52,8 +53,8 @@ class CudaLinear:
         """In place, within the product: residual is read and written once."""
         if self._bias is not None:
             residual += self._bias
-        if len(x) <= MAX_TOKENS:
-            return small_linear(x, self._weight, residual, residual=residual, workspace=self._workspace)
+        if (plan := best_plan(len(x), *self._weight.shape)) is not None:
+            return small_linear(x, self._weight, residual, residual=residual, workspace=self._workspace, plan=plan)
         return residual.addmm_(x, self._transposed)
 
 
@@ -77,7 +78,8 @@ class CudaNormedLinear:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(len(x), self._out_size)
-        if len(x) <= MAX_TOKENS and self._bias is None:
+        plan = best_plan(len(x), *self._weight.shape, gated=self._gated)
+        if plan is not None and self._bias is None:
             return small_linear(
                 x,
                 self._weight,
@@ -86,6 +88,7 @@ class CudaNormedLinear:
                 eps=self._eps,
                 gated=self._gated,
                 workspace=self._workspace,
+                plan=plan,
             )
         normed = kernels.rms_norm(x, self._norm, eps=self._eps, out=torch.empty_like(x))
         if not self._gated:

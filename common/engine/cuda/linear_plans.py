@@ -1,0 +1,45 @@
+"""Which products small_linear computes, and by which plan: what was measured best on an H200 (bench/gpu_linear.py), where it
+beats cuBLAS with the small kernels around it. docs/performance.md has the figures.
+"""
+
+from __future__ import annotations
+
+from common.engine.cuda.small_linear import Plan
+
+SMALL_ELEMENTS = 8 << 20
+"""Of a weight that is read in a few microseconds: the launches around it count as much."""
+
+
+def best_plan(tokens: int, rows: int, depth: int, *, gated: bool = False) -> Plan | None:
+    """rows x depth: of the weight. None: cuBLAS."""
+    if rows * depth <= SMALL_ELEMENTS:
+        return _small(tokens, rows, depth, gated=gated)
+    if tokens == 1:
+        return _fma(rows=4, warps=8 if rows > depth else 4)
+    if tokens == 2 and rows * depth < 256 << 20:
+        return _fma(rows=4 if gated or rows <= depth else 2, warps=4)
+    if tokens <= 16 and rows <= depth:
+        return _dot(rows=64, depth=128, warps=4, split=4)
+    return None
+
+
+def _small(tokens: int, rows: int, depth: int, *, gated: bool) -> Plan | None:
+    if tokens <= 4 and depth <= 1024:
+        return _fma(rows=8 if tokens == 1 else 4, warps=2, prefetch=True)
+    if tokens <= 4:
+        return _fma(rows=4, warps=8 if tokens <= 2 else 4)
+    if tokens > 16:
+        return None
+    if gated:
+        return _dot(rows=64, depth=128, warps=4, split=2, prefetch=True)
+    if rows > depth:
+        return Plan(dot=True, rows=64, depth=256, warps=4, stages=3, split=min(4, max(1, depth // 256)), prefetch=True)
+    return _dot(rows=32, depth=128, warps=2, split=4 if depth <= 2048 else 8, prefetch=True)
+
+
+def _fma(*, rows: int, warps: int, prefetch: bool = False) -> Plan:
+    return Plan(dot=False, rows=rows, depth=256 * warps, warps=warps, stages=1, prefetch=prefetch)
+
+
+def _dot(*, rows: int, depth: int, warps: int, split: int, prefetch: bool = False) -> Plan:
+    return Plan(dot=True, rows=rows, depth=depth, warps=warps, stages=4, split=split, prefetch=prefetch)
