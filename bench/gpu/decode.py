@@ -6,15 +6,18 @@ each other.
 
 from __future__ import annotations
 
+import statistics
+
 import torch
 
-from bench.gpu.ceilings import Ceilings, median_seconds
+from bench.gpu.ceilings import Ceilings
 from bench.gpu.engine import Engine, decode_reqs
 from common.core import Batch, SamplingParams
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXT = 1024
 REPLAYS = 20
+SAMPLES = 5
 GREEDY = SamplingParams(max_tokens=512, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=512, ignore_eos=True, temperature=0.8, top_p=0.95, seed=1)
 
@@ -44,16 +47,18 @@ def decode_rows(engine: Engine, ceilings: Ceilings) -> list[dict[str, object]]:
 
 
 def step_seconds(engine: Engine, batch: int, params: SamplingParams, *, context: int = CONTEXT) -> float:
-    """One replay of the captured step, by device events over several in a row; lengths grow from context on."""
-    with decode_reqs(engine, batch, context=context, params=params) as reqs:
-        step = Batch(reqs, "decode")
-        engine.runner.run(step)  # Loads the rows.
-        size = step.padded_size
-
-        def replays() -> None:
+    """One replay of the captured step, by device events over REPLAYS in a row, whose lengths are context on average."""
+    times: list[float] = []
+    for _ in range(SAMPLES):
+        with decode_reqs(engine, batch, context=context - REPLAYS // 2, params=params) as reqs:
+            step = Batch(reqs, "decode")
+            engine.runner.run(step)  # Loads the rows.
+            size, level = step.padded_size, engine.level(reqs)
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
             for _ in range(REPLAYS):
-                engine.runner.replay(size, engine.level(reqs))
-
-        seconds = median_seconds(replays, repeat=5, warm_up=1) / REPLAYS
-        torch.cuda.synchronize()
-    return seconds
+                engine.runner.replay(size, level)
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3 / REPLAYS)
+    return statistics.median(times)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 pytest.importorskip("flashinfer", reason="flashinfer is not installed")
 
-from common.engine.cuda.attention_kernels import FlashInferDecode, FlashInferPrefill, Geometry, choose_decode, choose_prefill
+from common.engine.cuda.attention_choice import choose_decode, choose_prefill, prefill_workspace
+from common.engine.cuda.attention_kernels import FlashInferDecode, FlashInferPrefill, Geometry
 from common.engine.cuda.attention_reference import TorchDecode, TorchPrefill
 from common.engine.cuda.spans import PagedSpans
 from common.engine.kv_pool import KVPool
@@ -106,9 +107,9 @@ def test_prefill_is_the_reference_s(device: torch.device, heads: tuple[int, int,
         page_indptr=np.cumsum([0, *map(len, pages)]).astype(np.int32),
     )
     q = torch.randn(sum(query_len), geometry.num_heads, geometry.head_dim, dtype=torch.bfloat16, device=device)
-    kernel = choose_prefill("auto", geometry)
+    kernel = choose_prefill("auto", geometry, prefill_workspace(device))
     if backend == "fa2":
-        kernel = FlashInferPrefill(geometry, torch.empty(256 << 20, dtype=torch.uint8, device=device), backend="fa2")
+        kernel = FlashInferPrefill(geometry, prefill_workspace(device), backend="fa2")
     reference = TorchPrefill()
     for layer in range(LAYERS):
         out, wanted = torch.full_like(q, float("nan")), torch.empty_like(q)

@@ -5,6 +5,8 @@ Which kernel serves which phase is the choice of common/engine/cuda/attention_ke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +38,16 @@ class CudaAttention:
         self._pool = pool
         self.prefill = prefill
         self.decode = decode
+
+    @contextmanager
+    def prefilling_with(self, kernel: PrefillKernel | None) -> Iterator[None]:
+        """Inside the block prompts attend with this kernel; None: with the usual one."""
+        usual = self.prefill
+        self.prefill = kernel or usual
+        try:
+            yield
+        finally:
+            self.prefill = usual
 
     def prepare_metadata(self, batch: Batch) -> None:
         """Nothing: see the class."""

@@ -1,11 +1,4 @@
-"""The attention kernels behind CudaAttention, and which of them serves a model on a card.
-
-phase     auto                                        otherwise
-prefill   FlashInfer FA3 on Hopper                    FlashInfer FA2
-decode    XQA where it serves the geometry            FlashInfer's decode wrapper (FA2), which needs a plan by the CPU each step
-
-XQA reads block tables and lengths from the device, so a captured step needs nothing from the CPU.
-"""
+"""The attention kernels behind CudaAttention. Which of them serves a model on a card: attention_choice.py."""
 
 from __future__ import annotations
 
@@ -19,16 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.engine.cuda.attention_reference import TorchDecode, TorchPrefill
 from common.engine.cuda.spans import PagedSpans
-from common.errors import StartError
-from common.worker_config import DecodeAttention, PrefillAttention
-
-WORKSPACE_BYTES = 256 << 20
-XQA_CAPABILITIES = (9, 10, 12)
-XQA_PAGE_SIZES = (16, 32, 64, 128)
-XQA_HEAD_DIMS = (64, 128, 256)
-XQA_MAX_GROUP = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +33,9 @@ class Geometry:
 
 
 class PrefillKernel(Protocol):
+    can_capture: bool
+    """Whether run may be captured in a graph and replayed after another plan."""
+
     def plan(self, spans: PagedSpans) -> None:
         """Once per step, before the first run. Host work and an upload; never in a capture."""
 
@@ -84,18 +71,44 @@ class DecodeKernel(Protocol):
 class FlashInferPrefill:
     """FlashInfer's paged prefill: Ye et al., "FlashInfer", arXiv:2501.01005; FA3: Shah et al., arXiv:2407.08608."""
 
-    def __init__(self, geometry: Geometry, workspace: torch.Tensor, *, backend: Literal["fa3", "fa2"]) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        workspace: torch.Tensor,
+        *,
+        backend: Literal["fa3", "fa2"],
+        captured_reqs: int = 0,
+        max_pages: int = 0,
+    ) -> None:
+        """captured_reqs: requests of a step at most, if run is to be captured (0: it is not); the first plan then has the most
+        tokens that will come. max_pages: of all requests of a captured step."""
         self._geometry = geometry
-        self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+        self.can_capture = captured_reqs > 0
+        self._captured_reqs = captured_reqs
+        self._planned = torch.cuda.Event()
+        buffers: dict[str, torch.Tensor] = {}
+        if captured_reqs:
+            indptr = torch.zeros(2, captured_reqs + 1, dtype=torch.int32, device=geometry.device)
+            buffers = {
+                "qo_indptr_buf": indptr[0],
+                "paged_kv_indptr_buf": indptr[1],
+                "paged_kv_indices_buf": torch.zeros(max_pages, dtype=torch.int32, device=geometry.device),
+                "paged_kv_last_page_len_buf": torch.ones(captured_reqs, dtype=torch.int32, device=geometry.device),
+            }
+        self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            workspace, "NHD", use_cuda_graph=captured_reqs > 0, backend=backend, **buffers
+        )
 
     def plan(self, spans: PagedSpans) -> None:
-        geometry = self._geometry
-        last_page_len = (spans.kv_len - 1) % geometry.page_size + 1
+        # The wrapper uploads from one pinned buffer: the last plan must have left it.
+        self._planned.synchronize()
+        geometry, padding = self._geometry, max(0, self._captured_reqs - len(spans.kv_len))
+        kv_len = np.pad(spans.kv_len, (0, padding))
         self._wrapper.plan(
-            torch.from_numpy(_indptr(spans.query_len)),
-            torch.from_numpy(spans.page_indptr),
+            torch.from_numpy(_indptr(np.pad(spans.query_len, (0, padding)))),
+            torch.from_numpy(np.pad(spans.page_indptr, (0, padding), mode="edge")),
             torch.from_numpy(spans.pages).to(geometry.device, non_blocking=True),
-            torch.from_numpy(last_page_len.astype(np.int32)),
+            torch.from_numpy(((kv_len - 1) % geometry.page_size + 1).astype(np.int32)),
             geometry.num_heads,
             geometry.num_kv_heads,
             geometry.head_dim,
@@ -103,6 +116,7 @@ class FlashInferPrefill:
             causal=True,
             q_data_type=geometry.dtype,
         )
+        self._planned.record()
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
         self._wrapper.run(q, (k, v), out=out)
@@ -195,41 +209,6 @@ class FlashInferDecode:
                 paged_kv_last_page_len_buffer=torch.ones(size, dtype=torch.int32, device=device),
             )
         return self._wrappers[size]
-
-
-def choose_decode(choice: DecodeAttention, geometry: Geometry, *, max_pages: int) -> DecodeKernel:
-    """Raises StartError if what is asked for does not serve this geometry. max_pages: of all requests of a step together."""
-    if choice == "torch" or geometry.dtype == torch.float32:
-        return TorchDecode()
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device)
-    obstacle = _xqa_obstacle(geometry)
-    if choice == "xqa" and obstacle:
-        raise StartError(f"--decode-attention xqa {obstacle}")
-    if choice == "flashinfer" or obstacle:
-        return FlashInferDecode(geometry, workspace, max_pages=max_pages)
-    return XqaDecode(geometry, workspace)
-
-
-def choose_prefill(choice: PrefillAttention, geometry: Geometry) -> PrefillKernel:
-    if choice == "torch" or geometry.dtype == torch.float32:
-        return TorchPrefill()
-    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device)
-    is_hopper = torch.cuda.get_device_capability(geometry.device)[0] == 9
-    return FlashInferPrefill(geometry, workspace, backend="fa3" if is_hopper else "fa2")
-
-
-def _xqa_obstacle(geometry: Geometry) -> str:
-    """Why XQA does not serve this geometry; empty if it does."""
-    capability = torch.cuda.get_device_capability(geometry.device)[0]
-    if capability not in XQA_CAPABILITIES:
-        return f"needs compute capability 9, 10 or 12, got {capability}"
-    if geometry.dtype not in (torch.bfloat16, torch.float16):
-        return f"needs bfloat16 or float16, got {geometry.dtype}"
-    if geometry.page_size not in XQA_PAGE_SIZES:
-        return f"needs pages of {XQA_PAGE_SIZES} tokens, got {geometry.page_size}"
-    if geometry.head_dim not in XQA_HEAD_DIMS or geometry.group > XQA_MAX_GROUP:
-        return f"does not serve head_dim {geometry.head_dim} with {geometry.group} query heads per KV head"
-    return ""
 
 
 def _indptr(counts: NDArray[np.int32]) -> NDArray[np.int32]:

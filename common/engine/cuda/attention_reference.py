@@ -14,6 +14,8 @@ from common.engine.cuda.spans import PagedSpans
 class TorchPrefill:
     """A PrefillKernel that gathers each request's pages."""
 
+    can_capture = False
+
     def __init__(self) -> None:
         self._spans: PagedSpans
 

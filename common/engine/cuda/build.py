@@ -11,14 +11,19 @@ import torch
 
 from common.engine.config import EngineConfig
 from common.engine.cuda.attention import CudaAttention
-from common.engine.cuda.attention_kernels import Geometry, choose_decode, choose_prefill
+from common.engine.cuda.attention_choice import choose_decode, choose_prefill, prefill_workspace
+from common.engine.cuda.attention_kernels import FlashInferPrefill, Geometry, PrefillKernel
 from common.engine.cuda.page_table import CudaPageTable
+from common.engine.cuda.prefill_graphs import Shape
 from common.engine.cuda.runner import CudaRunner
 from common.engine.kv_pool import KVPool
 from common.engine.load import LoadedModel
 from common.engine.memory import size_pool
 
 GIB = 1 << 30
+PREFILL_TOKENS = (64, 128, 256, 512, 1024, 2048)
+"""Sizes of captured prefill steps. Beyond, the kernels of even a small model take longer than their launches."""
+PREFILL_REQS = (1, 8)
 GRAPHS_BYTES = 2 * GIB
 """For captured graphs and cuBLAS's workspaces: 35 batch sizes of an 8B model took 1.1 GiB."""
 
@@ -38,7 +43,8 @@ def build_cuda_runner(loaded: LoadedModel, config: EngineConfig, progress: Calla
         device=device,
     )
     max_pages = config.table_rows * -(-loaded.compatibility.max_context // config.page_size)
-    prefill = choose_prefill(config.prefill_attention, geometry)
+    workspace = prefill_workspace(device)
+    prefill = choose_prefill(config.prefill_attention, geometry, workspace)
     decode = choose_decode(config.decode_attention, geometry, max_pages=max_pages)
     pool = _pool(loaded, config, progress)
     table = CudaPageTable(
@@ -48,13 +54,34 @@ def build_cuda_runner(loaded: LoadedModel, config: EngineConfig, progress: Calla
         dummy_page=pool.num_pages,
         device=device,
     )
-    return CudaRunner(
+    runner = CudaRunner(
         loaded,
         page_table=table,
         pool=pool,
         attention=CudaAttention(pool, prefill=prefill, decode=decode),
         max_tokens=config.chunk_tokens,
     )
+    if config.chunk_tokens and isinstance(prefill, FlashInferPrefill):
+        _capture_prefill(runner, config, geometry, workspace, progress)
+    return runner
+
+
+def _capture_prefill(
+    runner: CudaRunner,
+    config: EngineConfig,
+    geometry: Geometry,
+    workspace: torch.Tensor,
+    progress: Callable[[str], None],
+) -> None:
+    tokens = [size for size in PREFILL_TOKENS if size <= config.chunk_tokens]
+    max_context = runner.compatibility.max_context
+
+    def kernel(shape: Shape) -> PrefillKernel:
+        pages = shape.reqs * -(-max_context // config.page_size)
+        return choose_prefill(config.prefill_attention, geometry, workspace, captured_reqs=shape.reqs, max_pages=pages)
+
+    runner.capture_prefill(kernel, [Shape(size, reqs) for size in tokens for reqs in PREFILL_REQS])
+    progress(f"captured prefill steps of {tokens} tokens")
 
 
 def _pool(loaded: LoadedModel, config: EngineConfig, progress: Callable[[str], None]) -> KVPool:

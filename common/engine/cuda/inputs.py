@@ -27,27 +27,53 @@ class PrefillInputs:
         # Per token: id, position, location, and an address of two words; per request: a row of two words.
         self._uploads = UploadRing(5 * max_tokens + 2 * max_reqs, dtype=torch.int32, device=device)
 
-    def upload(self, batch: Batch, stores: Mapping[Req, PeerStore]) -> PagedSpans:
+    def prepare(self, batch: Batch, stores: Mapping[Req, PeerStore]) -> PagedSpans:
         """Fills batch.input_ids, positions, out_loc and attn_metadata; returns what the attention kernel plans with."""
-        reqs = batch.reqs
-        batch.padded_reqs = reqs
+        batch.padded_reqs = batch.reqs
+        tokens = sum(req.extend_len for req in batch.reqs)
+        rows = len(_logit_rows(batch.reqs))
+        packed, spans = self.pack(batch.reqs, stores, tokens=tokens, rows=rows)
+        self.fill(batch, self.upload(packed), tokens=tokens, rows=rows, with_peers=bool(stores))
+        return spans
+
+    def pack(
+        self, reqs: Sequence[Req], stores: Mapping[Req, PeerStore], *, tokens: int, rows: int
+    ) -> tuple[NDArray[np.int32], PagedSpans]:
+        """A step's inputs end to end, each padded to so many tokens or rows:
+
+        | address, two words a token | row of logits, two words | id | position | location |
+        """
         positions = [np.arange(req.cached_len, req.device_len, dtype=np.int32) for req in reqs]
-        rows = np.array(_logit_rows(reqs), dtype=np.int64)
-        addresses = self._addresses(reqs, positions, stores) if stores else np.empty(0, dtype=np.int64)
         ids = [req.input_ids[req.cached_len : req.device_len].numpy() for req in reqs]
         locations = [self._locations(req, span) for req, span in zip(reqs, positions, strict=True)]
-        packed = np.concatenate([addresses.view(np.int32), rows.view(np.int32), *ids, *positions, *locations])
-        self._fill(batch, self._uploads.upload(packed), num_addresses=len(addresses), num_rows=len(rows))
-        return self._spans(reqs)
+        packed = np.zeros(5 * tokens + 2 * rows, dtype=np.int32)
+        wide, narrow = packed[: 2 * (tokens + rows)].view(np.int64), packed[2 * (tokens + rows) :].reshape(3, tokens)
+        narrow[2] = -1
+        count = sum(map(len, positions))
+        if stores:
+            wide[:count] = self._addresses(reqs, positions, stores)
+        last = _logit_rows(reqs)
+        wide[tokens : tokens + len(last)] = last
+        if count:
+            narrow[:, :count] = np.concatenate(ids), np.concatenate(positions), np.concatenate(locations)
+        return packed, self._spans(reqs)
 
-    def _fill(self, batch: Batch, uploaded: torch.Tensor, *, num_addresses: int, num_rows: int) -> None:
-        wide, narrow = uploaded[: 2 * (num_addresses + num_rows)].view(torch.int64), uploaded[2 * (num_addresses + num_rows) :]
-        batch.input_ids, batch.positions, batch.out_loc = narrow.view(3, -1).unbind()
-        every_row = num_rows == len(batch.input_ids)
-        batch.attn_metadata = CudaMetadata(
-            logit_rows=None if every_row else wide[num_addresses:],
-            peer_addr=wide[:num_addresses] if num_addresses else None,
-        )
+    def pack_nothing(self, tokens: int, reqs: int) -> tuple[NDArray[np.int32], PagedSpans]:
+        """What a graph of this shape is captured with: padding, one request's as far as the attention kernel's plan can tell."""
+        packed, _ = self.pack([], {}, tokens=tokens, rows=reqs)
+        pages = np.full(-(-tokens // self._table.page_size), self._table.pages[self._table.dummy_row, 0], dtype=np.int32)
+        length, indptr = np.array([tokens], dtype=np.int32), np.array([0, len(pages)], dtype=np.int32)
+        return packed, PagedSpans(query_len=length, kv_len=length, pages=pages, page_indptr=indptr)
+
+    def upload(self, packed: NDArray[np.int32]) -> torch.Tensor:
+        """On the device, for the kernels launched next."""
+        return self._uploads.upload(packed)
+
+    def fill(self, batch: Batch, uploaded: torch.Tensor, *, tokens: int, rows: int, with_peers: bool) -> None:
+        """The batch's fields as views of a packed upload."""
+        wide, narrow = uploaded[: 2 * (tokens + rows)].view(torch.int64), uploaded[2 * (tokens + rows) :]
+        batch.input_ids, batch.positions, batch.out_loc = narrow.view(3, tokens).unbind()
+        batch.attn_metadata = CudaMetadata(logit_rows=wide[tokens:], peer_addr=wide[:tokens] if with_peers else None)
 
     def _locations(self, req: Req, positions: NDArray[np.int32]) -> NDArray[np.int32]:
         size = self._table.page_size
@@ -75,7 +101,7 @@ class PrefillInputs:
         return PagedSpans(
             query_len=np.array([req.extend_len for req in reqs], dtype=np.int32),
             kv_len=np.array([req.device_len for req in reqs], dtype=np.int32),
-            pages=np.concatenate(pages),
+            pages=np.concatenate(pages) if pages else np.empty(0, dtype=np.int32),
             page_indptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         )
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from common.core import Batch, Context, Req, set_global_ctx
 from common.engine.cuda.attention import CudaAttention
+from common.engine.cuda.attention_kernels import PrefillKernel
 from common.engine.cuda.inputs import PrefillInputs
 from common.engine.cuda.page_table import CudaPageTable
+from common.engine.cuda.prefill_graphs import PrefillGraphs, Shape
 from common.engine.cuda.results import ResultRing
 from common.engine.cuda.sampling import DeviceSampler, level_of
 from common.engine.cuda.sampling_state import SamplingState
@@ -49,11 +51,14 @@ class CudaRunner:
         self.pool = pool
         self.attention = attention
         self._model = loaded.model
-        self._inputs = PrefillInputs(page_table, pool, max_tokens=max_tokens, max_reqs=page_table.rows, device=self.device)
+        self._inputs = PrefillInputs(
+            page_table, pool, max_tokens=max_tokens, max_reqs=max(page_table.rows, 8), device=self.device
+        )
         self._sampling = SamplingState(FIRST_TOKENS + 1, loaded.shape.vocab_size, loaded.eos_token_ids, self.device)
         self._sampler = DeviceSampler(self._sampling, FIRST_TOKENS)
         self._rows = UploadRing(2 * FIRST_TOKENS, dtype=torch.int32, device=self.device)
         self._results = ResultRing(self._sampler)
+        self._graphs: PrefillGraphs | None = None
         self._ctx = Context(page_size=page_table.page_size)
         self._ctx.page_table = page_table.tensor
         self._ctx.kv_cache = pool
@@ -65,13 +70,21 @@ class CudaRunner:
 
     def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
         with torch.inference_mode():
-            self.attention.prefill.plan(self._inputs.upload(batch, stores or {}))
-            return self._first_tokens(batch.reqs, self.forward(batch))
+            if self._graphs is not None and (shape := self._graphs.shape_of(batch)) is not None:
+                logits = self._graphs.launch(shape, batch, stores or {})
+            else:
+                self.attention.prefill.plan(self._inputs.prepare(batch, stores or {}))
+                logits = self.forward(batch)
+            return self._first_tokens(batch.reqs, logits)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """The layers alone: [rows, vocab_size] logits. The batch's fields are filled."""
-        with self._ctx.forward_batch(batch):
+    def forward(self, batch: Batch, prefill: PrefillKernel | None = None) -> torch.Tensor:
+        """The layers alone: [rows, vocab_size] logits. The batch's fields are filled. prefill: instead of the usual kernel."""
+        with self._ctx.forward_batch(batch), self.attention.prefilling_with(prefill):
             return self._model.forward()
+
+    def capture_prefill(self, make_kernel: Callable[[Shape], PrefillKernel], shapes: list[Shape]) -> None:
+        """Short steps are replayed from now on."""
+        self._graphs = PrefillGraphs(self.forward, self._inputs, make_kernel=make_kernel, shapes=shapes)
 
     def _first_tokens(self, reqs: Sequence[Req], logits: torch.Tensor) -> Pending:
         """logits: one row per request with is_last_chunk, in order; each gives n tokens."""
