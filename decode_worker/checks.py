@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from common.core import Req
+from common.engine.kv_pool import KVPool
 from common.errors import DataLoss, FailedPrecondition, InvalidRequest, OutOfRange
-from common.handoff.base import page_checksum
+from common.handoff.base import page_checksum, tokens_of
 from decode_worker.commands import Commit
 from decode_worker.ticket import Room, Ticket
 
@@ -40,8 +39,11 @@ def check_commit(ticket: Ticket, command: Commit) -> None:
         raise FailedPrecondition(f"checksums are missing: {len(command.page_crc32)} for {len(ticket.page_ids)} pages")
 
 
-def check_bytes(ticket: Ticket, command: Commit, page_view: Callable[[int], memoryview]) -> None:
-    """Raises DataLoss unless each page has the checksum it was sent with."""
+def check_bytes(ticket: Ticket, command: Commit, pool: KVPool) -> None:
+    """Raises DataLoss unless each page has the checksum it was sent with: of its tokens alone if only they are sent."""
+    input_len, prefix_len = len(ticket.ids), ticket.handle.length
     for index, (page, sent) in enumerate(zip(ticket.page_ids, command.page_crc32, strict=False)):
-        if (found := page_checksum(page_view(page))) != sent:
+        tokens = tokens_of(index, input_len=input_len, prefix_len=prefix_len, page_size=pool.page_size)
+        data = pool.read_page(page, tokens=len(tokens) if ticket.transport == "cuda_ipc" else pool.page_size)
+        if (found := page_checksum(data)) != sent:
             raise DataLoss(f"page {index} of ticket's {len(ticket.page_ids)}: checksum {sent:08x} sent, {found:08x} found")

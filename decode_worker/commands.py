@@ -59,7 +59,8 @@ class Renew:
 
 @dataclass(frozen=True)
 class Commit:
-    """All KV is there (with grpc the caller has seen to it). Reply: None, and None again for a while after.
+    """All KV is there (with grpc the caller has seen to it). Reply: None, and None again for a while after, however often and
+    in whichever order with other commands it comes: the first one counts.
 
     first_tokens: their keys' epochs do not count, for a token names none on the wire. Raises InvalidRequest (first_tokens do
     not fit the ticket), FailedPrecondition (pages are missing), DataLoss (a checksum differs; the ticket has ended), Aborted

@@ -25,6 +25,7 @@ from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, Unavailable
+from common.handoff.cuda_ipc import PoolExport
 from common.work import PageCounts
 from common.work_key import WorkKey
 from decode_worker import commands
@@ -62,8 +63,11 @@ class DecodeCore:
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
         new_ticket: NewName = random_name,
+        cuda_pool: PoolExport | None = None,
     ) -> None:
+        """cuda_pool: the runner's pool as prefill workers of this host may map it."""
         self.compatibility = runner.compatibility
+        self.cuda_pool = cuda_pool
         self._pool = PagePool(pool_pages, runner.compatibility.page_size)
         self._emit = emit
         self._clock = clock

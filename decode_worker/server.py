@@ -32,6 +32,7 @@ from common.version import VERSION
 from common.work import Compatibility, WorkerProfile
 from decode_worker.config import Config
 from decode_worker.core import DecodeCore
+from decode_worker.cuda_export import export_kv_pool
 from decode_worker.handoff_servicer import HandoffServicer
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
@@ -78,7 +79,14 @@ def make_worker(config: Config) -> DecodeWorker:
 
     def build(emit: Emit) -> DecodeCore:
         runner = ModelRunner.load(engine, pool_storage=memory.view, progress=log.info)
-        return DecodeCore(runner, pool_pages=memory.num_pages, max_running=config.max_running, lease=config.lease, emit=emit)
+        return DecodeCore(
+            runner,
+            pool_pages=memory.num_pages,
+            max_running=config.max_running,
+            lease=config.lease,
+            emit=emit,
+            cuda_pool=export_kv_pool(runner.pool),
+        )
 
     return DecodeWorker(
         f"decode-{secrets.token_hex(4)}",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
 
 import grpc
 
 from common.errors import DeadlineExceeded, InvalidRequest
+from common.handoff.cuda_ipc import PoolExport
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
-from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_from_pb, token_to_pb
+from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_to_pb
 from common.work_key import WorkKey
 from decode_worker import commands
+from decode_worker.commit_wire import commit_from_pb
 from decode_worker.events import Failed, Retracted
 from decode_worker.outbox import Message
 from decode_worker.worker import DecodeWorker
@@ -52,6 +55,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             shm_socket=worker.shm_socket,
             page_bytes=worker.memory.page_bytes,
             pool_pages=worker.memory.num_pages,
+            cuda_pool=_cuda_pool_to_pb(worker.cuda_pool, worker.cuda_ipc_socket),
         )
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Context) -> decode_pb2.ReserveResponse:
@@ -74,14 +78,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def Commit(self, request: decode_pb2.CommitRequest, context: Context) -> decode_pb2.CommitResponse:
         worker = self._worker.ready
-        await worker.commit(
-            commands.Commit(
-                request.ticket,
-                first_tokens=tuple(token_from_pb(token, 0) for token in request.first_tokens),
-                pages_sent=request.pages_sent,
-                page_crc32=tuple(request.page_crc32),
-            )
-        )
+        await worker.commit(commit_from_pb(request))
         return decode_pb2.CommitResponse()
 
     async def Release(self, request: decode_pb2.ReleaseRequest, context: Context) -> decode_pb2.ReleaseResponse:
@@ -92,6 +89,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self, request: prefill_pb2.FlushPrefixCacheRequest, context: Context
     ) -> prefill_pb2.FlushPrefixCacheResponse:
         return prefill_pb2.FlushPrefixCacheResponse(pages_freed=await self._worker.ready.flush_prefix_cache())
+
+
+def _cuda_pool_to_pb(export: PoolExport | None, socket_name: str) -> decode_pb2.CudaPool | None:
+    return None if export is None else decode_pb2.CudaPool(socket=socket_name, **asdict(export))
 
 
 async def _hello(requests: AsyncIterator[decode_pb2.DecodeSessionRequest]) -> int:

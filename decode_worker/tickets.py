@@ -12,6 +12,7 @@ from common.engine.handle import Emit
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
+from common.handoff.base import SENDER_WRITES
 from common.work import WorkFailure
 from common.work_key import WorkKey
 from decode_worker import checks, commands
@@ -79,7 +80,8 @@ class Tickets:
         self._reservations.grant(now)
 
     def renew(self, names: Iterable[str], *, now: float) -> list[str]:
-        return self._reservations.renew(names, now=now)
+        # A commit that came ahead may have overtaken this Renew: its sender is not to think that it lost the ticket.
+        return [name for name in self._reservations.renew(names, now=now) if name not in self._committed]
 
     def commit(self, command: commands.Commit, *, now: float) -> list[Completion]:
         """The completions to run. Raises as commands.Commit says. Repeated for a ticket that was committed: none, no error."""
@@ -89,7 +91,7 @@ class Tickets:
             return []
         checks.check_commit(ticket, command)
         try:
-            checks.check_bytes(ticket, command, self._runner.pool.page_view)
+            checks.check_bytes(ticket, command, self._runner.pool)
         except DataLoss as error:
             # Everything was sent, so the sender writes no more.
             self._end(ticket, error, now=now, drained=True)
@@ -135,9 +137,9 @@ class Tickets:
         self._quarantine.loop_is_done(name)
 
     def sender_is_gone(self, pair_id: str, *, now: float) -> None:
-        error = FailedPrecondition("the shared memory connection of this pairing has ended")
+        error = FailedPrecondition("the sender of this pairing is gone")
         for ticket in self._reservations:
-            if ticket.pair_id == pair_id and ticket.transport == "shm":
+            if ticket.pair_id == pair_id and ticket.transport in SENDER_WRITES:
                 self._fail(ticket, error, now=now, drained=True)
         self._quarantine.sender_is_gone(pair_id)
 
@@ -170,7 +172,7 @@ class Tickets:
         of it is under way any more: not even a Reserve in line, which may be waiting for these very pages."""
         for pair_id in self._quarantine.overdue_senders(now, after_seconds=self._lease_seconds):
             for ticket in self._reservations.in_line:
-                if ticket.pair_id == pair_id and ticket.transport == "shm":
+                if ticket.pair_id == pair_id and ticket.transport in SENDER_WRITES:
                     self._end(ticket, FailedPrecondition("pages of this pairing are withheld: pair again"), now=now)
 
     def _fail(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:

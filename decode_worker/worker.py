@@ -10,13 +10,16 @@ from typing import Any
 
 from common.core import Req
 from common.engine.handle import EngineHandle
-from common.errors import InvalidRequest, Unavailable
-from common.handoff.base import TRANSPORTS
+from common.errors import InvalidRequest, PdserveError, Unavailable
+from common.handoff.base import TRANSPORTS, Transport
+from common.handoff.cuda_ipc import PoolExport
+from common.handoff.cuda_ipc_receiver import CudaIpcReceiver
 from common.handoff.grpc_receiver import GrpcReceiver
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
+from decode_worker.commit_wire import commit_from_bytes
 from decode_worker.core import DecodeCore
 from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions
@@ -39,7 +42,10 @@ class DecodeWorker:
         self.receiver = GrpcReceiver(page_view=memory.page_view, page_bytes=memory.page_bytes)
         self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
         self._offer_shm = offer_shm
-        self._pairs = Pairs(is_connected=self._shm.is_connected)
+        self._cuda_ipc: CudaIpcReceiver | None = None
+        self.cuda_pool: PoolExport | None = None
+        """What prefill workers of this host may map; known once start() has returned."""
+        self._pairs = Pairs(is_connected=self._is_connected)
         self._stats = events.Stats(0, 0, PageCounts(memory.num_pages, 0, 0, 0, memory.num_pages))
         self._draining = False
 
@@ -48,6 +54,8 @@ class DecodeWorker:
         if self._offer_shm:
             self._shm.start()
         core: DecodeCore = await self._engine.start()
+        if core.cuda_pool is not None:
+            self._offer(core.cuda_pool)
         self._compatibility = core.compatibility
         return core.compatibility
 
@@ -82,6 +90,11 @@ class DecodeWorker:
         """Empty: not offered."""
         return self._shm.socket_name if self._offer_shm else ""
 
+    @property
+    def cuda_ipc_socket(self) -> str:
+        """Empty: not offered."""
+        return self._cuda_ipc.socket_name if self._cuda_ipc is not None else ""
+
     async def reserve(self, req: Req, *, pair_id: str, transport: str, verify: bool) -> commands.Granted:
         """Waits for pages; see commands.Reserve. Cancelling the wait takes it back."""
         known = [name for name in TRANSPORTS if name == transport]
@@ -98,6 +111,17 @@ class DecodeWorker:
     async def commit(self, command: commands.Commit) -> None:
         self.receiver.check_complete(command.ticket)
         await self._engine.call(command)
+
+    def commit_ahead(self, message: bytes) -> None:
+        """A CommitRequest that its sender did not wait to send by gRPC, which it does too: that one's answer counts, so this one
+        may be wrong or late without anybody being told."""
+        try:
+            command = commit_from_bytes(message)
+            self.receiver.check_complete(command.ticket)
+        except (ValueError, PdserveError) as error:
+            log.warning("ignored a commit sent ahead: %s", error)
+            return
+        self._engine.post(command)
 
     async def release(self, command: commands.Release) -> None:
         await self._engine.call(command)
@@ -137,6 +161,30 @@ class DecodeWorker:
         """Waits for the engine's thread, also while it loads the model: torch aborts a process that ends under it."""
         await self._engine.close()
         await self._shm.close()
+        if self._cuda_ipc is not None:
+            await self._cuda_ipc.close()
+
+    # Who writes into the pool.
+
+    def _offer(self, export: PoolExport) -> None:
+        self.cuda_pool = export
+        self._cuda_ipc = CudaIpcReceiver(
+            export.pool_bytes,
+            is_known=lambda pair_id: pair_id in self._pairs,
+            # The pairing stays: a sender whose GPU can't map the pool says goodbye, and goes on by grpc.
+            on_gone=lambda pair_id: self._engine.post(commands.SenderGone(pair_id)),
+            on_commit=self.commit_ahead,
+        )
+        self._cuda_ipc.start()
+
+    def _is_connected(self, pair_id: str, transport: Transport) -> bool:
+        if transport == "shm":
+            return self._shm.is_connected(pair_id)
+        return self._cuda_ipc is not None and self._cuda_ipc.is_connected(pair_id)
+
+    def _on_sender_gone(self, pair_id: str) -> None:
+        self._pairs.drop(pair_id)
+        self._engine.post(commands.SenderGone(pair_id))
 
     # What the engine says.
 
@@ -153,7 +201,3 @@ class DecodeWorker:
                 self._stats = event
             case _:
                 raise AssertionError(f"unknown event {event!r}")
-
-    def _on_sender_gone(self, pair_id: str) -> None:
-        self._pairs.drop(pair_id)
-        self._engine.post(commands.SenderGone(pair_id))

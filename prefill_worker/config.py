@@ -17,7 +17,7 @@ class Config(WorkerConfig):
     max_running: int = option(16, "most requests that hold pages here at once")
     max_requests: int = option(10_000, "most requests here at once, those in line included")
     chunk_tokens: int = option(256, "most tokens computed in one step, over all requests")
-    transport: TransportMode = option("auto", "how KV goes to a decode worker; auto: shm on the same host, else grpc")
+    transport: TransportMode = option("auto", "how KV goes to a decode worker; auto: the first of the others that works")
     verify_handoff: bool = option(False, "check every page sent with a CRC-32")
     transfer_timeout: timedelta = option(timedelta(seconds=20), "longest stall of a KV transfer, and wait for a commit")
     request_timeout: timedelta = option(timedelta(minutes=10), "longest stay of a request whose client set no deadline")

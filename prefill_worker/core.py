@@ -22,7 +22,8 @@ from common.errors import AlreadyExists, PdserveError, Unavailable
 from common.handoff.base import pages_ready
 from common.work import Compatibility, PageCounts
 from common.work_key import WorkKey
-from prefill_worker.commands import Admit, Admitted, Check, ClosePool, Compute, Extend, FlushPrefixCache, Forget, OpenPool
+from prefill_worker.commands import Admit, Admitted, Check, Compute, Extend, FlushPrefixCache, Forget
+from prefill_worker.cuda_tools import CudaTools
 from prefill_worker.events import Broken, PrefillDone, PrefillStarted, Stats
 from prefill_worker.first_tokens import take_first_tokens
 from prefill_worker.holdings import Holdings
@@ -43,8 +44,9 @@ class PrefillCore:
         max_running: int,
         chunk_tokens: int,
         clock: Callable[[], float] = time.monotonic,
+        cuda: CudaTools | None = None,
     ) -> None:
-        """max_running: requests that hold pages at once. chunk_tokens: budget of one step, over all requests."""
+        """max_running: requests that hold pages at once. chunk_tokens: budget of a step, over all requests. cuda: on a GPU."""
         page_size = runner.compatibility.page_size
         self._runner = runner
         self._emit = emit
@@ -59,7 +61,7 @@ class PrefillCore:
             total_pages=runner.pool.num_pages,
             max_context=runner.compatibility.max_context,
         )
-        self._outlets = Outlets(page_view=runner.pool.page_view, emit=emit, clock=clock)
+        self._outlets = Outlets(runner.pool, emit=emit, clock=clock, cuda=cuda)
         self._jobs: dict[WorkKey, Job] = {}
         self._waiting = Waiting()
         self._arrivals = 0
@@ -90,20 +92,18 @@ class PrefillCore:
                         self._jobs[key].deadline = deadline
             case Forget():
                 self._forget(command.key)
-            case OpenPool():
-                self._outlets.open(command)
-            case ClosePool():
-                self._outlets.close(command.pair_id)
             case FlushPrefixCache():
                 return self._pool.flush()
             case Check():
                 return self._check()
             case _:
-                raise TypeError(f"unknown command {command!r}")
+                return self._outlets.handle(command, call_id)
         return None
 
     def abandon(self, call_id: int) -> None:
-        """Only Admit is deferred: whoever asked for it has gone, so the request goes too."""
+        """Whoever asked for an Admit has gone, so the request goes too."""
+        if self._outlets.abandon(call_id):
+            return
         key = next((key for key, job in self._jobs.items() if job.call_id == call_id), None)
         if key is not None:
             self._forget(key)
@@ -128,6 +128,7 @@ class PrefillCore:
             self._advance(jobs[req], sampled)
 
     def tick(self, now: float) -> None:
+        self._outlets.tick()
         for job in self._computing():
             self._check_lease(job, now)
         stats = self._take_stats()
@@ -139,9 +140,9 @@ class PrefillCore:
         self._emit(stats)
 
     def close(self) -> None:
+        self._outlets.close_all()  # First: then nothing is written elsewhere, whatever a job had under way.
         for key in list(self._jobs):
             self._forget(key)
-        self._outlets.close_all()
 
     def _admit(self, command: Admit, call_id: int | None) -> Any:
         req = command.req
@@ -180,6 +181,7 @@ class PrefillCore:
             return
         if job.state is State.QUEUED:
             self._waiting.remove(job)
+        self._outlets.settle(job)
         job.move_to(State.DONE)
         self._holdings.give_back(job)
         self._admit_waiting()
@@ -203,7 +205,9 @@ class PrefillCore:
         tokens = take_first_tokens(job.req, sampled, self._runner.eos_token_ids, cached_tokens=job.cached_tokens)
         if self._deliver(job):
             job.move_to(State.COMMITTING)
+            # In this order: the event loop knows of the Commit before the decode worker can have acted on it.
             self._emit(PrefillDone(job.key, tokens, job.sent, tuple(job.page_crc32)))
+            self._outlets.commit(job, tokens)
 
     def _deliver(self, job: Job) -> bool:
         """Sends on what is complete and not sent yet; False if the job broke over it."""

@@ -35,9 +35,9 @@ class PagesReady:
 
 @dataclass(frozen=True)
 class PrefillDone:
-    """The whole prompt is computed, and every page is sent (shm) or announced (grpc).
+    """The whole prompt is computed, and every page is sent (shm, cuda_ipc) or announced (grpc).
 
-    tokens: one per completion, in order of uid. page_crc32: of each page copied, if the destination said verify.
+    tokens: one per completion, in order of uid. page_crc32: of each page sent, if the destination said verify.
     """
 
     key: WorkKey

@@ -175,7 +175,7 @@ def test_a_taken_port_is_one_clear_line_and_code_2_GRP_04(start: Start) -> None:
     ("args", "text"),
     [
         (("--pool-pages", "0"), "--pool-pages must be at least 1, got 0"),
-        (("--transport", "carrier-pigeon"), "must be one of auto, shm, grpc"),
+        (("--transport", "carrier-pigeon"), "must be one of auto, cuda_ipc, shm, grpc"),
         (("--listen", "0.0.0.0:0"), "--advertise must be given when --listen is 0.0.0.0:0"),
         (("--transfer-timeout", "0s"), "--transfer-timeout must be more than 0"),
     ],

@@ -25,6 +25,7 @@ from decode_worker.server import add_services
 from decode_worker.worker import DecodeWorker
 from tests.helpers.decode_core import EPOCH, first_tokens
 from tests.helpers.eventually import eventually
+from tests.helpers.fake_cuda import FakeCuda, cuda_pool
 from tests.helpers.fake_runner import FakeRunner
 
 CALL_SECONDS = 10.0
@@ -106,13 +107,7 @@ class Peers:
         return response
 
     async def commit(self, req: Req, granted: decode_pb2.ReserveResponse, *, crcs: Sequence[int] = ()) -> None:
-        request = decode_pb2.CommitRequest(
-            ticket=granted.ticket,
-            first_tokens=map(token_to_pb, first_tokens(req)),
-            pages_sent=len(granted.page_ids),
-            page_crc32=crcs,
-        )
-        await self.decode.Commit(request, timeout=CALL_SECONDS)
+        await self.decode.Commit(commit_request(req, granted, crcs=crcs), timeout=CALL_SECONDS)
 
     async def release(self, ticket: str, *, drained: bool = True) -> None:
         await self.decode.Release(decode_pb2.ReleaseRequest(ticket=ticket, drained=drained), timeout=CALL_SECONDS)
@@ -142,6 +137,15 @@ class Peers:
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
 
 
+def commit_request(req: Req, granted: decode_pb2.ReserveResponse, *, crcs: Sequence[int] = ()) -> decode_pb2.CommitRequest:
+    return decode_pb2.CommitRequest(
+        ticket=granted.ticket,
+        first_tokens=map(token_to_pb, first_tokens(req)),
+        pages_sent=len(granted.page_ids),
+        page_crc32=crcs,
+    )
+
+
 def fake_worker(
     *,
     pages: int = 32,
@@ -150,18 +154,21 @@ def fake_worker(
     lease: timedelta = timedelta(seconds=10),
     before_run: Callable[[Batch], None] = lambda batch: None,
     offer_shm: bool = True,
+    cuda: FakeCuda | None = None,
 ) -> tuple[DecodeWorker, FakeRunner]:
-    """Not started; lives in the running event loop."""
-    memory = PoolMemory(pages, 2 * 4 * page_size)
+    """Not started; lives in the running event loop. cuda: the GPU that its pool is on, and then shm is not offered."""
+    memory, export = PoolMemory(pages, 2 * 4 * page_size), None
+    if cuda is not None:
+        memory, export = cuda_pool(cuda, num_pages=pages, page_bytes=2 * 4 * page_size)
     runner = FakeRunner(num_pages=pages, page_size=page_size, rows=max_running, storage=memory.view, before_run=before_run)
 
     def build(emit: Emit) -> DecodeCore:
-        return DecodeCore(runner, pool_pages=pages, max_running=max_running, lease=lease, emit=emit)
+        return DecodeCore(runner, pool_pages=pages, max_running=max_running, lease=lease, emit=emit, cuda_pool=export)
 
     def make_engine(on_event: Callable[[Any], None]) -> ThreadEngine:
         return ThreadEngine(build, on_event=on_event)
 
-    return DecodeWorker("decode-test", make_engine=make_engine, memory=memory, offer_shm=offer_shm), runner
+    return DecodeWorker("decode-test", make_engine=make_engine, memory=memory, offer_shm=offer_shm and cuda is None), runner
 
 
 @asynccontextmanager

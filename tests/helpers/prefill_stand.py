@@ -18,6 +18,7 @@ from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.order import Order
 from prefill_worker.worker import PrefillWorker
 from tests.helpers.eventually import eventually
+from tests.helpers.fake_cuda import FakeCuda, StoringRunner, cuda_tools
 from tests.helpers.fake_decode import FakeDecode, is_closed
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.prefill_core import make_req
@@ -68,18 +69,24 @@ class PrefillStand:
         chunk_tokens: int = 8,
         max_running: int = 4,
         max_requests: int = 100,
+        cuda: FakeCuda | None = None,
         **runner: Any,
     ) -> None:
         self.decode = decode
         self.report = Recorder()
         settings: dict[str, Any] = {"page_size": decode.page_size, "rows": max_running} | runner
-        self.runner = FakeRunner(**settings)
+        self.runner = FakeRunner(**settings) if cuda is None else StoringRunner(**settings)
+        self.copied: list[int] = []
+        """Pages of decode workers that were copied in bulk (cuda_ipc)."""
         self.core: PrefillCore
         self.registry = CollectorRegistry()
         self._next_uid = 1
 
         def build(emit: Any) -> PrefillCore:
-            self.core = PrefillCore(self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens)
+            tools = None if cuda is None else cuda_tools(cuda, self.runner.pool, self.copied)
+            self.core = PrefillCore(self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens, cuda=tools)
+            if isinstance(self.runner, StoringRunner):
+                self.runner.stores_of = lambda req: self.core._outlets.stores([self.core._jobs[req.key]]).get(req)
             return self.core
 
         def make_engine(on_event: Any) -> ThreadEngine:

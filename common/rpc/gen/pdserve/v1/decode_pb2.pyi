@@ -51,18 +51,38 @@ class PairRequest(_message.Message):
     def __init__(self, prefill_worker: _Optional[str] = ..., compatibility: _Optional[_Union[_work_pb2.Compatibility, _Mapping]] = ...) -> None: ...
 
 class PairResponse(_message.Message):
-    __slots__ = ("decode_worker", "pair_id", "shm_socket", "page_bytes", "pool_pages")
+    __slots__ = ("decode_worker", "pair_id", "shm_socket", "page_bytes", "pool_pages", "cuda_pool")
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     PAIR_ID_FIELD_NUMBER: _ClassVar[int]
     SHM_SOCKET_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     POOL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    CUDA_POOL_FIELD_NUMBER: _ClassVar[int]
     decode_worker: str
     pair_id: str
     shm_socket: str
     page_bytes: int
     pool_pages: int
-    def __init__(self, decode_worker: _Optional[str] = ..., pair_id: _Optional[str] = ..., shm_socket: _Optional[str] = ..., page_bytes: _Optional[int] = ..., pool_pages: _Optional[int] = ...) -> None: ...
+    cuda_pool: CudaPool
+    def __init__(self, decode_worker: _Optional[str] = ..., pair_id: _Optional[str] = ..., shm_socket: _Optional[str] = ..., page_bytes: _Optional[int] = ..., pool_pages: _Optional[int] = ..., cuda_pool: _Optional[_Union[CudaPool, _Mapping]] = ...) -> None: ...
+
+class CudaPool(_message.Message):
+    __slots__ = ("handle", "offset", "pool_bytes", "device_uuid", "nonce", "nonce_offset", "socket")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    NONCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    handle: bytes
+    offset: int
+    pool_bytes: int
+    device_uuid: bytes
+    nonce: bytes
+    nonce_offset: int
+    socket: str
+    def __init__(self, handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., device_uuid: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., nonce_offset: _Optional[int] = ..., socket: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("pair_id", "req", "transport", "verify")
