@@ -78,7 +78,7 @@ class Outlets:
         for page in pages:
             self._copy(job, page, sender)
 
-    def stores(self, jobs: Iterable[Job]) -> dict[Req, PeerStore]:
+    def peer_stores(self, jobs: Iterable[Job]) -> dict[Req, PeerStore]:
         """What the runner's kernels are also to store elsewhere (Runner.launch). put() has been called for each job before."""
         found = {job.req: self._cuda.store(job) for job in jobs if _is_stored(job)}
         return {req: store for req, store in found.items() if store is not None}

@@ -29,7 +29,7 @@ def as_argument(export: PoolExport) -> str:
     return json.dumps({name: value.hex() if isinstance(value, bytes) else value for name, value in asdict(export).items()})
 
 
-def _from_argument(text: str) -> PoolExport:
+def from_argument(text: str) -> PoolExport:
     fields: dict[str, Any] = {
         name: bytes.fromhex(value) if isinstance(value, str) else value for name, value in json.loads(text).items()
     }
@@ -79,7 +79,7 @@ class Writer:
 
 def main(export: str, socket_name: str, pair_id: str) -> None:
     try:
-        writer = Writer(_from_argument(export), socket_name, pair_id)
+        writer = Writer(from_argument(export), socket_name, pair_id)
     except FailedPrecondition as error:
         print(f"refused: {error}", flush=True)
         return

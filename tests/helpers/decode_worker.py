@@ -15,6 +15,7 @@ from common.address import Address
 from common.core import Batch, Req
 from common.engine.handle import Emit, ThreadEngine
 from common.handoff.base import page_checksum, tokens_of
+from common.handoff.cuda_ipc import PoolExport
 from common.handoff.pool_memory import PoolMemory
 from common.rpc.channels import make_channel
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc, prefill_pb2
@@ -155,9 +156,11 @@ def fake_worker(
     before_run: Callable[[Batch], None] = lambda batch: None,
     offer_shm: bool = True,
     cuda: FakeCuda | None = None,
+    export: PoolExport | None = None,
 ) -> tuple[DecodeWorker, FakeRunner]:
-    """Not started; lives in the running event loop. cuda: the GPU that its pool is on, and then shm is not offered."""
-    memory, export = PoolMemory(pages, 2 * 4 * page_size), None
+    """Not started; lives in the running event loop. cuda: the GPU that its pool is on, and then shm is not offered. export:
+    offered instead of the pool that it has, for tests that store and do not decode."""
+    memory = PoolMemory(pages, 2 * 4 * page_size)
     if cuda is not None:
         memory, export = cuda_pool(cuda, num_pages=pages, page_bytes=2 * 4 * page_size)
     runner = FakeRunner(num_pages=pages, page_size=page_size, rows=max_running, storage=memory.view, before_run=before_run)
