@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -133,9 +133,15 @@ class Harness:
     ) -> None:
         """The prefill worker's part after a grant: all pages filled, first tokens sampled."""
         fill(self.runner.pool, req, granted.page_ids, granted.prefix_len)
-        views = [self.runner.pool.page_view(page) for page in granted.page_ids]
-        crcs = tuple(page_checksum(view) for view in views) if verify else ()
+        crcs = tuple(self._checksums(req, granted)) if verify else ()
         self.do(commands.Commit(granted.ticket, first_tokens(req, finish=finish), len(granted.page_ids), crcs))
+
+    def _checksums(self, req: Req, granted: commands.Granted) -> Iterator[int]:
+        pool, ticket = self.runner.pool, self.core._tickets._reservations.receiving(granted.ticket)
+        only_tokens = ticket is not None and ticket.transport == "cuda_ipc"
+        for index, page in enumerate(granted.page_ids):
+            tokens = tokens_of(index, input_len=len(req.input_ids), prefix_len=granted.prefix_len, page_size=pool.page_size)
+            yield page_checksum(pool.read_page(page, tokens=len(tokens) if only_tokens else pool.page_size))
 
     def admit(self, req: Req, **reserve: Any) -> None:
         """Reserve to Commit of a request that is granted at once."""

@@ -1,6 +1,6 @@
 """Pools in real GPU memory, whose pages tell where they came from; and a decode worker's process that only owns one.
 
-python -m tests.helpers.gpu_pool DEVICE    prints one JSON line: export (as cuda_writer's), socket, pair_id; then waits for its end
+python -m tests.helpers.gpu_pool DEVICE    prints one JSON line: export (cuda_writer's), socket, pair_id; then waits for its end
 """
 
 from __future__ import annotations

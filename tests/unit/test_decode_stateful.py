@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from common.core import Req
 from common.engine.handle import Reply
 from common.errors import PdserveError
-from common.handoff.base import TRANSPORTS
+from common.handoff.base import SENDER_WRITES, TRANSPORTS
 from common.work_key import WorkKey
 from decode_worker import commands, events
 from tests.helpers.decode_core import EPOCH, LEASE, Harness, make_req
@@ -39,6 +39,7 @@ class DecodeMachine(RuleBasedStateMachine):
         self.silent: set[WorkKey] = set()
         self.streamed: dict[WorkKey, list[int]] = {}
         self.seen = 0
+        self.committed: set[str] = set()
 
     @rule(
         target=calls,
@@ -56,7 +57,7 @@ class DecodeMachine(RuleBasedStateMachine):
     ) -> int:
         req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, priority=priority)
         self.next_uid += n
-        if pair in self.gone and transport == "shm":
+        if pair in self.gone and transport in SENDER_WRITES:
             return -1  # The event loop refuses it (decode_worker/pairs.py).
         try:
             call_id = self.harness.reserve(req, transport=transport, pair_id=pair, verify=verify)
@@ -78,11 +79,12 @@ class DecodeMachine(RuleBasedStateMachine):
         req = self.reqs[call_id]
         lost = self.harness.do(commands.Renew((granted.ticket,)))
         try:
-            if lost:
-                # Too late: nothing may be written any more, and nothing may be run.
+            if lost or granted.ticket in self.committed:
+                # Too late, or a second time: nothing may be written any more, and nothing may be run.
                 self.harness.do(commands.Commit(granted.ticket, (), len(granted.page_ids)))
             else:
                 self.harness.commit(req, granted, verify=verify)
+                self.committed.add(granted.ticket)
         except PdserveError:
             return
 
