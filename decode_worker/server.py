@@ -33,6 +33,7 @@ from common.work import Compatibility, WorkerProfile
 from decode_worker.config import Config
 from decode_worker.core import DecodeCore
 from decode_worker.handoff_servicer import HandoffServicer
+from decode_worker.local_prefill import PromptLimits
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 
@@ -53,7 +54,7 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
     """The same with a worker that is not yet started."""
     server = make_server()
     health = Health(server, SERVICES)
-    add_services(server, worker)
+    add_services(server, worker, longest=config.request_timeout)
     address = await bind(server, config.listen)
     await server.start()
     try:
@@ -78,7 +79,14 @@ def make_worker(config: Config) -> DecodeWorker:
 
     def build(emit: Emit) -> DecodeCore:
         runner = ModelRunner.load(engine, pool_storage=memory.view, progress=log.info)
-        return DecodeCore(runner, pool_pages=memory.num_pages, max_running=config.max_running, lease=config.lease, emit=emit)
+        return DecodeCore(
+            runner,
+            pool_pages=memory.num_pages,
+            max_running=config.max_running,
+            lease=config.lease,
+            emit=emit,
+            local_prefill=PromptLimits(config.chunk_tokens, config.max_requests) if config.prefills else None,
+        )
 
     return DecodeWorker(
         f"decode-{secrets.token_hex(4)}",
@@ -88,8 +96,9 @@ def make_worker(config: Config) -> DecodeWorker:
     )
 
 
-def add_services(server: grpc.aio.Server, worker: DecodeWorker) -> None:
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker), server)
+def add_services(server: grpc.aio.Server, worker: DecodeWorker, *, longest: timedelta = timedelta(minutes=10)) -> None:
+    """longest: see DecodeServicer."""
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker, longest=longest), server)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffServicer(worker), server)
 
 
@@ -181,4 +190,5 @@ def _profile(config: Config, worker: DecodeWorker, compatibility: Compatibility,
         total_pages=worker.memory.num_pages,
         max_running=config.max_running,
         version=VERSION,
+        local_prefill=config.prefills,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from common.errors import PdserveError
 from common.handoff.base import TRANSPORTS
 from common.work_key import WorkKey
 from decode_worker import commands, events
+from decode_worker.local_prefill import PromptLimits
 from tests.helpers.decode_core import EPOCH, LEASE, Harness, make_req
 from tests.helpers.fake_runner import continuation
 
@@ -31,8 +33,14 @@ class DecodeMachine(RuleBasedStateMachine):
     @initialize(pages=st.integers(6, 24), page_size=st.sampled_from([1, 2, 4]), max_running=st.integers(1, 4))
     def start(self, pages: int, page_size: int, max_running: int) -> None:
         self.harness = Harness(
-            pages=pages, page_size=page_size, max_running=max_running, max_context=64, lookahead=self.lookahead
+            pages=pages,
+            page_size=page_size,
+            max_running=max_running,
+            max_context=64,
+            lookahead=self.lookahead,
+            local_prefill=PromptLimits(5),
         )
+        self.local: set[int] = set()
         self.harness.do(commands.SessionOpened(EPOCHS[1]))
         self.open = set(EPOCHS)
         self.gone: set[str] = set()
@@ -79,6 +87,26 @@ class DecodeMachine(RuleBasedStateMachine):
             return -1
         self.reqs[call_id] = req
         return call_id
+
+    @rule(
+        target=calls,
+        prompt=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+        output_len=st.integers(1, 8),
+        n=st.integers(1, 3),
+        epoch=st.sampled_from(EPOCHS),
+        stop_after=st.integers(1, 8),
+        seconds=st.sampled_from([1.0, math.inf]),
+    )
+    def prefill(self, prompt: list[int], output_len: int, n: int, epoch: int, stop_after: int, seconds: float) -> int:
+        """A prompt for this worker to compute; known by a number that no call has."""
+        sampling = SamplingParams(max_tokens=output_len, seed=1, stop_token_ids=tuple(continuation(prompt, stop_after)[-1:]))
+        req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, sampling=sampling)
+        number = -2 - self.next_uid
+        self.reqs[number] = req
+        self.local |= set(range(self.next_uid, self.next_uid + n))
+        self.next_uid += n
+        self.harness.prefill(req, deadline=self.harness.now + seconds)
+        return number
 
     @rule(call_id=calls)
     def abandon(self, call_id: int) -> None:
@@ -162,7 +190,8 @@ class DecodeMachine(RuleBasedStateMachine):
             self.silent.add(token.key)
             (req,) = [req for req in self.reqs.values() if req.uid <= token.key.uid < req.uid + req.n]
             whole = continuation(req.input_ids.tolist(), req.output_len, token.key.uid - req.uid)
-            stops = [i for i, token_id in enumerate(whole) if i and token_id in req.sampling_params.stop_token_ids]
+            first = 0 if token.key.uid in self.local else 1  # A sender sees to what ends with the first.
+            stops = [i for i, token_id in enumerate(whole) if i >= first and token_id in req.sampling_params.stop_token_ids]
             assert tokens == whole[: stops[0] + 1 if stops else None]
 
     def teardown(self) -> None:
@@ -199,6 +228,8 @@ def _keys_of(event: Any) -> list[WorkKey]:
             return [key]
         case events.Failed(failure=failure):
             return [failure.key]
+        case events.PrefillStarted(key=key):
+            return []  # Of the first completion, which may have been cancelled.
         case Reply() | events.Stats() | events.TicketOpened() | events.TicketClosed():
             return []
         case _:
