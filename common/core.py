@@ -81,7 +81,7 @@ class Req:
     n: completions that share this prompt, with consecutive uids. logprobs: None none, 0 the chosen token's, k also the k best.
     priority: higher goes first. request_id: the client's name, for logs.
 
-    The KV of the last token is never computed: at the end device_len is one more than cached_len.
+    The last token's KV is never computed: at the end device_len is cached_len + 1. It leads len(input_ids) by tokens not read.
     """
 
     input_ids: torch.Tensor
@@ -129,13 +129,13 @@ class Req:
 
     @property
     def num_output(self) -> int:
-        """Tokens generated so far, earlier attempts included; also the output index of the next token."""
+        """Tokens generated and read so far, earlier attempts included; also the output index of the next one to be read."""
         return len(self.input_ids) - self.prompt_len
 
     @property
     def is_last_chunk(self) -> bool:
         """This step computes the last known token, so it yields the logits of the next one."""
-        return self.device_len == len(self.input_ids)
+        return self.device_len >= len(self.input_ids)
 
     def take_chunk(self, max_tokens: int) -> int:
         """Chunked prefill: limit this step to max_tokens (>= 1) tokens past cached_len; returns how many it computes."""
@@ -143,11 +143,11 @@ class Req:
         return self.extend_len
 
     def complete_chunk(self) -> None:
-        """A chunk that was not the last is done: its tokens are cached, nothing was sampled."""
+        """A chunk that was not the last is launched: its tokens count as cached, nothing is sampled."""
         self.cached_len = self.device_len
 
     def complete_one(self) -> None:
-        """A forward pass is done: its tokens are cached and the next step computes one more."""
+        """A forward pass is launched: its tokens count as cached and the next step computes one more."""
         self.cached_len = self.device_len
         self.device_len += 1
 

@@ -10,9 +10,11 @@ from decode_worker.commands import Commit
 from decode_worker.ticket import Room, Ticket
 
 
-def check_reserve(req: Req, *, pool_pages: int, page_size: int, max_context: int) -> None:
+def check_reserve(req: Req, *, pool_pages: int, page_size: int, max_context: int, is_local: bool = False) -> None:
     """Raises InvalidRequest if there is nothing to decode or the shape is wrong, OutOfRange if it never will fit (CAP-02)."""
-    if req.output_len < 2:
+    if is_local and req.output_len < 1:
+        raise InvalidRequest("output_len", "must be at least 1", req.output_len)
+    if not is_local and req.output_len < 2:
         raise InvalidRequest("output_len", "must be at least 2: the first token is the prefill worker's", req.output_len)
     if req.n > 1 and req.num_output:
         raise InvalidRequest("n", "must be 1 once there is output", req.n)

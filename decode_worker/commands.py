@@ -41,6 +41,18 @@ class Reserve:
 
 
 @dataclass(frozen=True)
+class Prefill:
+    """Compute a prompt here and decode it (--local-prefill always). The engine owns req from now on. Nobody waits for a reply:
+    PrefillStarted, StepTokens from token 0 on, Retracted and Failed tell its router how it goes.
+
+    deadline: clock seconds; the first token is made before it, or the request fails.
+    """
+
+    req: Req
+    deadline: float
+
+
+@dataclass(frozen=True)
 class Granted:
     """A ticket: pages to fill, in order, from token prefix_len on. The lease runs out that long after this, unless renewed."""
 
@@ -120,3 +132,21 @@ class Drain:
 @dataclass(frozen=True)
 class HandBack:
     """Give everything that is left back to the routers."""
+
+
+Command = (
+    SessionOpened
+    | SessionClosed
+    | Reserve
+    | Prefill
+    | Renew
+    | Commit
+    | Release
+    | Cancel
+    | Drained
+    | SenderGone
+    | FlushPrefixCache
+    | Check
+    | Drain
+    | HandBack
+)

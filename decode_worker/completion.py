@@ -23,13 +23,14 @@ from decode_worker.ticket import Ticket
 
 class Completion(Stateful):
     """req.cache_handle is locked. own: pages after the handle's. repeat: the first token, until it went out with the first
-    step's."""
+    step's. in_flight: launched steps that have it and whose tokens have not been read."""
 
     def __init__(self, req: Req, own: list[int], repeat: TokenOut, *, page_size: int) -> None:
         super().__init__(State.COMMITTED)
         self.req = req
         self.own = own
         self.repeat: TokenOut | None = repeat
+        self.in_flight = 0
         self.order: Order = order_of(req)
         self._page_size = page_size
 
@@ -48,9 +49,11 @@ class Completion(Stateful):
         return pages_for(self.req.device_len, self._page_size) > self.num_pages
 
     def give_back(self, pool: PagePool) -> None:
-        """The whole pages of what is computed go to the prefix cache, the rest is freed."""
+        """The whole pages of what is computed go to the prefix cache, the rest is freed. Not while anything is in flight."""
+        assert self.in_flight == 0, f"{self.req} is still in {self.in_flight} launched steps"
         self.move_to(State.DONE)
-        whole = self.req.cached_len // self._page_size
+        # A step whose token was dropped computed the KV of the last token that was read, at most.
+        whole = min(self.req.cached_len, len(self.req.input_ids)) // self._page_size
         pages = self.pages
         handle = pool.insert(self.req.input_ids[: whole * self._page_size].tolist(), pages[:whole], self.req.cache_handle)
         pool.unlock(handle)

@@ -8,10 +8,11 @@ A request's life here (decode_worker/states.py; a ticket stands for all n comple
                session closed, sender gone, checksum wrong. Then pages that a copy may still write to are quarantined.
 3. Committed   All KV is here. Whole prompt pages are in the prefix cache, locked per completion. Waits for a place in the batch.
 4. Running     One token a step. Out of pages, the youngest is retracted to its router; the oldest only skips steps.
+   Leaving     It has ended, but a step in the air still has it.
 5. Done        Its whole pages are prefix cache, the rest is free.
 
-A captured graph is a Runner like any other, and a worker that prefills prompts itself would fill a ticket's pages by its own
-Runner instead of granting them to a sender: neither changes these states.
+With --local-prefill always a router sends prompts here: they stand in the same line, their pages are filled by this engine's own
+chunks (decode_worker/local_prompts.py), which take turns with the decode steps, and their first tokens are the Commit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, assert_never
 
+from common.engine.flights import Flights
 from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
@@ -31,23 +33,9 @@ from common.work_key import WorkKey
 from decode_worker import commands
 from decode_worker.decoding import Decoding
 from decode_worker.events import Stats
+from decode_worker.local_prefill import LocalPrefill, PromptLimits
+from decode_worker.local_prompts import LocalPrompts
 from decode_worker.tickets import NewName, Tickets, random_name
-
-Command = (
-    commands.SessionOpened
-    | commands.SessionClosed
-    | commands.Reserve
-    | commands.Renew
-    | commands.Commit
-    | commands.Release
-    | commands.Cancel
-    | commands.Drained
-    | commands.SenderGone
-    | commands.FlushPrefixCache
-    | commands.Check
-    | commands.Drain
-    | commands.HandBack
-)
 
 
 class DecodeCore:
@@ -61,25 +49,42 @@ class DecodeCore:
         max_running: int,
         lease: timedelta,
         emit: Emit,
+        local_prefill: PromptLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_ticket: NewName = random_name,
         cuda_pool: PoolExport | None = None,
     ) -> None:
-        """cuda_pool: the runner's pool as prefill workers of this host may map it."""
+        """local_prefill: None: Prefill is refused. cuda_pool: the runner's pool as prefill workers of this host may map it."""
         self.compatibility = runner.compatibility
         self.cuda_pool = cuda_pool
         self._pool = PagePool(pool_pages, runner.compatibility.page_size)
         self._emit = emit
         self._clock = clock
-        self._tickets = Tickets(runner, self._pool, total_pages=pool_pages, lease=lease, emit=emit, new_name=new_ticket)
-        self._decoding = Decoding(runner, self._pool, max_running=max_running, emit=emit)
+        self._flights = Flights(lookahead=runner.lookahead)
+        self._decoding = Decoding(runner, self._pool, flights=self._flights, max_running=max_running, emit=emit)
+        self._prompts = LocalPrompts(
+            runner,
+            self._pool,
+            flights=self._flights,
+            chunk_tokens=(local_prefill or PromptLimits()).chunk_tokens,
+            max_running=max_running,
+            num_completions=lambda: len(self._decoding),
+            emit=emit,
+            on_computed=lambda ticket, tokens: self._local.run_computed(ticket, tokens),
+        )
+        self._tickets = Tickets(
+            runner, self._pool, prompts=self._prompts, total_pages=pool_pages, lease=lease, emit=emit, new_name=new_ticket
+        )
+        self._local = LocalPrefill(
+            local_prefill, tickets=self._tickets, decoding=self._decoding, prompts=self._prompts, emit=emit
+        )
         self._sessions: set[int] = set()
         self._draining = False
         self._drain_call: int | None = None
         self._was_busy = False
         self._reported: Stats | None = None
 
-    def handle(self, command: Command, call_id: int | None) -> Any:
+    def handle(self, command: commands.Command, call_id: int | None) -> Any:
         try:
             return self._act(command, call_id)
         finally:
@@ -94,10 +99,11 @@ class DecodeCore:
         self._settle()
 
     def has_work(self) -> bool:
-        return len(self._decoding) > 0 and not self._decoding.is_stuck
+        can_decode = len(self._decoding) > 0 and not self._decoding.is_stuck
+        return can_decode or len(self._flights) > 0 or self._prompts.has_work()
 
     def step(self) -> None:
-        self._decoding.step()
+        self._flights.land_due(launched=self._local.launch())
         self._settle()
         self._report()
 
@@ -110,11 +116,15 @@ class DecodeCore:
     def close(self) -> None:
         """The pool goes with the process: there is nobody to give anything back to."""
 
-    def _act(self, command: Command, call_id: int | None) -> Any:
+    def _act(self, command: commands.Command, call_id: int | None) -> Any:
         now = self._clock()
         match command:
             case commands.Reserve():
                 return self._reserve(command, call_id)
+            case commands.Prefill():
+                if command.req.router_epoch in self._sessions:  # Else nobody is left to be told anything.
+                    self._local.take(command, draining=self._draining)
+                return None
             case commands.Renew():
                 return self._tickets.renew(command.tickets, now=now)
             case commands.Commit():
@@ -181,26 +191,31 @@ class DecodeCore:
         """After anything that may have freed pages or ended the last request."""
         if not self._decoding.is_starved:
             self._tickets.grant(self._clock())
-        is_busy = len(self._tickets) + len(self._decoding) > 0
-        if self._was_busy and not is_busy:
+        if self._was_busy and not self._is_busy:
             self._check()
-        self._was_busy = is_busy
-        if self._drain_call is not None and not is_busy:
+        self._was_busy = self._is_busy
+        if self._drain_call is not None and not self._is_busy:
             self._emit(Reply(self._drain_call))
             self._drain_call = None
+
+    @property
+    def _is_busy(self) -> bool:
+        return len(self._tickets) + len(self._decoding) + len(self._flights) > 0
 
     def _check(self) -> PageCounts:
         """Raises AssertionError, which ends the engine, if a page was lost or has two owners."""
         self._pool.check()
         counts = self._pool.counts()
         assert counts.quarantined == self._tickets.num_quarantined, f"{counts}, {self._tickets.num_quarantined} in quarantine"
-        if len(self._tickets) + len(self._decoding) == 0:
+        if not self._is_busy:
             self._pool.check_idle()
         return counts
 
     def _report(self) -> None:
-        running = self._decoding.num_running
-        stats = Stats(running, len(self._tickets) + len(self._decoding) - running, self._pool.counts())
+        running = self._decoding.num_running + len(self._prompts)
+        waiting = len(self._tickets) + len(self._decoding) - running
+        queued_tokens = self._tickets.queued_tokens + self._prompts.remaining_tokens
+        stats = Stats(running, waiting, self._pool.counts(), queued_tokens)
         if stats != self._reported:
             self._reported = stats
             self._emit(stats)

@@ -1,19 +1,25 @@
-"""Decoding: the completions that have all their KV, and the step that advances them (continuous batching)."""
+"""Decoding: the completions that have all their KV, and the steps that advance them (continuous batching).
+
+A step is launched and, up to runner.lookahead steps later, lands. Launching moves the lengths on and gives out pages; landing
+appends the tokens, says them and finds out who has finished. Who ended in between is LEAVING until its last step has landed.
+"""
 
 from __future__ import annotations
 
 import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 
 from common.core import Batch
 from common.engine.finish import finish_reason
+from common.engine.flights import Flights
 from common.engine.handle import Emit
 from common.engine.pages import PagePool
 from common.engine.runner import Runner, Sampled
-from common.work import FinishReason, TokenOut
+from common.work import TokenOut
 from common.work_key import WorkKey
 from decode_worker import scheduler
 from decode_worker.completion import Completion
@@ -24,10 +30,12 @@ from decode_worker.states import State
 class Decoding:
     """Engine thread only. A completion is here from add() until it finishes, is dropped or is retracted."""
 
-    def __init__(self, runner: Runner, pool: PagePool, *, max_running: int, emit: Emit) -> None:
+    def __init__(self, runner: Runner, pool: PagePool, *, flights: Flights, max_running: int, emit: Emit) -> None:
+        """flights: the engine's, in which others may have steps too."""
         assert max_running <= runner.page_table.rows, f"{max_running} running need as many of {runner.page_table.rows} rows"
         self._runner = runner
         self._pool = pool
+        self._flights = flights
         self._max_running = max_running
         self._emit = emit
         self._running: list[Completion] = []
@@ -37,9 +45,10 @@ class Decoding:
         self.is_starved = False
         """Somebody skipped the last step for want of a page."""
         self.is_stuck = False
-        """So did everybody: stepping is of no use until wake()."""
+        """So did everybody, and nothing is in the air: stepping is of no use until wake()."""
 
     def __len__(self) -> int:
+        """Those that are leaving not counted: their routers are done with them."""
         return len(self._by_key)
 
     def __iter__(self) -> Iterator[Completion]:
@@ -53,19 +62,20 @@ class Decoding:
         return self._by_key.get(key)
 
     def add(self, completions: Iterable[Completion]) -> None:
+        self.wake()
         for completion in completions:
             self._by_key[completion.req.key] = completion
             bisect.insort(self._committed, completion, key=lambda other: other.order)
 
     def drop(self, completion: Completion) -> None:
-        """Ends it without a word to its router."""
+        """Ends it without a word to its router. What is in the air for it lands unread."""
         del self._by_key[completion.req.key]
-        if completion.state is State.RUNNING:
-            self._running.remove(completion)
-            self._runner.page_table.release_row(completion.req.table_idx)
+        (self._running if completion.state is State.RUNNING else self._committed).remove(completion)
+        if completion.in_flight:
+            # Its pages stay its own: the step in the air stores into them, and other GPUs do not wait for this one's queue.
+            completion.move_to(State.LEAVING)
         else:
-            self._committed.remove(completion)
-        completion.give_back(self._pool)
+            self._give_back(completion)
         if not self._by_key:
             self.is_starved = False
 
@@ -78,25 +88,36 @@ class Decoding:
         """Something changed that may have freed pages."""
         self.is_stuck = False
 
-    def step(self) -> None:
-        """One forward pass over everybody who has room for one more token."""
+    def launch(self) -> bool:
+        """Launches one forward pass over everybody who has room for one more token; False if there is nobody."""
         step = self._plan()
-        self.is_starved, self.is_stuck = bool(step.starved), not step.batch
+        self.is_starved, self.is_stuck = bool(step.starved), not step.batch and not self._flights
         for completion in step.grow:
             self._grow(completion)
         for completion in step.batch:
             if completion.state is State.COMMITTED:
                 self._join(completion)
-        if step.batch:
-            sampled = self._runner.run(Batch([completion.req for completion in step.batch], "decode"))
-            self._advance_all(step.batch, [one for (one,) in sampled])
+        if not step.batch:
+            return False
+        pending = self._runner.launch(Batch([completion.req for completion in step.batch], "decode"))
+        for completion in step.batch:
+            completion.req.complete_one()
+            completion.in_flight += 1
+        self._flights.add(pending, partial(self._land, step.batch))
+        return True
 
     def _plan(self) -> scheduler.Step[Completion]:
         while True:
-            plan = scheduler.plan(self._running, self._committed, max_running=self._max_running, available=self._pool.available)
+            # Those whose last token is in the air neither step nor need a page.
+            running = [completion for completion in self._running if completion.req.can_decode]
+            places = min(self._max_running - len(self._running), self._runner.page_table.num_free)
+            plan = scheduler.plan(running, self._committed, places=places, available=self._pool.available)
             if isinstance(plan, scheduler.Step):
                 return plan
-            self.retract(plan.victim)
+            if self._flights:
+                self._flights.land_all()  # Who turns out to have finished may have pages enough.
+            else:
+                self.retract(plan.victim)
 
     def _grow(self, completion: Completion) -> None:
         pages = self._pool.try_allocate(1)
@@ -112,23 +133,29 @@ class Decoding:
         completion.req.table_idx = self._runner.page_table.take_row()
         self._runner.page_table.assign(completion.req.table_idx, 0, completion.pages)
 
-    def _advance_all(self, batch: list[Completion], sampled: list[Sampled]) -> None:
+    def _land(self, batch: list[Completion], results: list[list[Sampled]]) -> None:
         by_router: defaultdict[int, list[TokenOut]] = defaultdict(list)
-        for completion, one in zip(batch, sampled, strict=True):
-            tokens = by_router[completion.req.router_epoch]
-            if completion.repeat is not None:
-                tokens.append(completion.repeat)
-                completion.repeat = None
-            tokens.append(self._advance(completion, one))
+        for completion, (one,) in zip(batch, results, strict=True):
+            completion.in_flight -= 1
+            if completion.state is State.RUNNING:
+                by_router[completion.req.router_epoch] += self._take(completion, one)
+            elif completion.in_flight == 0:
+                self._give_back(completion)
         for router_epoch, tokens in by_router.items():
             self._emit(StepTokens(router_epoch, tuple(tokens)))
 
-    def _advance(self, completion: Completion, one: Sampled) -> TokenOut:
-        """Takes the sampled token in, and ends the completion if that was its last."""
+    def _take(self, completion: Completion, one: Sampled) -> list[TokenOut]:
+        """Takes the sampled token in, and ends the completion if that was its last. What its router is to be told."""
         req, index = completion.req, completion.req.num_output
-        req.complete_one()
         req.append_host(torch.tensor([one.token_id], dtype=torch.int32))
-        finish: FinishReason | None = finish_reason(req, one.token_id, self._runner.eos_token_ids)
+        finish = finish_reason(req, one.token_id, self._runner.eos_token_ids)
+        repeated = [] if completion.repeat is None else [completion.repeat]
+        completion.repeat = None
         if finish is not None:
             self.drop(completion)
-        return TokenOut(req.key, index, one.token_id, one.logprob, one.top, finish)
+        return [*repeated, TokenOut(req.key, index, one.token_id, one.logprob, one.top, finish)]
+
+    def _give_back(self, completion: Completion) -> None:
+        if completion.req.table_idx >= 0:
+            self._runner.page_table.release_row(completion.req.table_idx)
+        completion.give_back(self._pool)

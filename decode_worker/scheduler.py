@@ -38,16 +38,17 @@ class Step(Generic[C]):
     starved: list[C]
 
 
-def plan(running: Sequence[C], committed: Sequence[C], *, max_running: int, available: int) -> Retract[C] | Step[C]:
+def plan(running: Sequence[C], committed: Sequence[C], *, places: int, available: int) -> Retract[C] | Step[C]:
     """The next step.
 
-    running, committed: each in order; the first of the committed join while the batch has places. available: pages to be had.
+    running, committed: each in order; all of the running may step, and the first of the committed join, as many as there are
+    places. available: pages to be had.
     The oldest is served first. When it lacks a page, the youngest of all gives way, which may be the one that lacks it. The
     oldest never gives way, so that somebody always advances: without a page it waits until one comes (from a ticket that is
     still being filled, or from quarantine).
     """
     everybody = sorted([*running, *committed], key=lambda completion: completion.order)
-    taking_part = sorted([*running, *committed[: max_running - len(running)]], key=lambda completion: completion.order)
+    taking_part = sorted([*running, *committed[:places]], key=lambda completion: completion.order)
     step = Step[C]([], [], [])
     for completion in taking_part:
         if completion.needs_page:

@@ -34,6 +34,7 @@ from decode_worker.config import Config
 from decode_worker.core import DecodeCore
 from decode_worker.cuda_export import export_kv_pool
 from decode_worker.handoff_servicer import HandoffServicer
+from decode_worker.local_prefill import PromptLimits
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 
@@ -54,7 +55,7 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
     """The same with a worker that is not yet started."""
     server = make_server()
     health = Health(server, SERVICES)
-    add_services(server, worker)
+    add_services(server, worker, longest=config.request_timeout)
     address = await bind(server, config.listen)
     await server.start()
     try:
@@ -85,6 +86,7 @@ def make_worker(config: Config) -> DecodeWorker:
             max_running=config.max_running,
             lease=config.lease,
             emit=emit,
+            local_prefill=PromptLimits(config.chunk_tokens, config.max_requests) if config.prefills else None,
             cuda_pool=export_kv_pool(runner.pool),
         )
 
@@ -96,8 +98,9 @@ def make_worker(config: Config) -> DecodeWorker:
     )
 
 
-def add_services(server: grpc.aio.Server, worker: DecodeWorker) -> None:
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker), server)
+def add_services(server: grpc.aio.Server, worker: DecodeWorker, *, longest: timedelta = timedelta(minutes=10)) -> None:
+    """longest: see DecodeServicer."""
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker, longest=longest), server)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffServicer(worker), server)
 
 
@@ -189,4 +192,5 @@ def _profile(config: Config, worker: DecodeWorker, compatibility: Compatibility,
         total_pages=worker.memory.num_pages,
         max_running=config.max_running,
         version=VERSION,
+        local_prefill=config.prefills,
     )

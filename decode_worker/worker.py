@@ -72,7 +72,7 @@ class DecodeWorker:
 
     def load(self) -> WorkerLoad:
         stats = self._stats
-        return WorkerLoad(running=stats.running, waiting=stats.waiting, pages=stats.pages, draining=self._draining)
+        return WorkerLoad(stats.running, stats.waiting, stats.queued_tokens, stats.pages, draining=self._draining)
 
     def pages(self) -> PageCounts:
         return self._stats.pages
@@ -126,7 +126,7 @@ class DecodeWorker:
     async def release(self, command: commands.Release) -> None:
         await self._engine.call(command)
 
-    def cancel(self, command: commands.Cancel) -> None:
+    def post(self, command: commands.Cancel | commands.Prefill) -> None:
         self._engine.post(command)
 
     async def flush_prefix_cache(self) -> int:
@@ -190,7 +190,7 @@ class DecodeWorker:
 
     def _on_event(self, event: Any) -> None:
         match event:
-            case events.StepTokens() | events.Retracted() | events.Failed():
+            case events.StepTokens() | events.PrefillStarted() | events.Retracted() | events.Failed():
                 self.sessions.deliver(event)
             case events.TicketOpened():
                 self.receiver.open(event.ticket, event.page_ids)

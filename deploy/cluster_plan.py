@@ -25,7 +25,8 @@ class Command(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What the cluster is asked to be. max_context, dtype: as the workers take them, None for their defaults."""
+    """What the cluster is asked to be. prefill: 0: the decode workers compute the prompts too. max_context, dtype: as the workers
+    take them, None for their defaults."""
 
     model: Path
     router: Address
@@ -68,6 +69,8 @@ def plan(options: Options, *, devices: Sequence[str], cores: int) -> list[Comman
         line = (*python, module, *shared, "--router", str(options.router), "--device", device)
         if options.dtype is not None:
             line += ("--dtype", options.dtype)
+        if options.prefill == 0:
+            line += ("--local-prefill", "always")
         if device == "cpu":
             line += ("--threads", str(threads))
         commands.append(Command(name, line, threads=threads))

@@ -2,7 +2,8 @@
 
 1. Queued      Admit: waits in order until it is first and there are pages, a row and a place (max_running) for it.
 2. Reserving   Admitted: holds them while the event loop reserves pages at the decode worker.
-3. Computing   Compute: each step computes chunks of several requests; complete pages go on their way after each chunk.
+3. Computing   Compute: each step launches chunks of several requests and lands an earlier step's (runner.lookahead); complete
+               pages go on their way when their chunk has landed.
 4. Committing  PrefillDone: first tokens made; keeps its pages because they may still be read.
 5. Done        Forget, from any state: whole pages become prefix cache, the rest is free.
 """
@@ -13,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common.core import Batch
-from common.engine.chunks import plan_chunks
+from common.engine.first_tokens import take_first_tokens
+from common.engine.flights import Flights
 from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
+from common.engine.prefilling import Prefilling
 from common.engine.runner import Runner, Sampled
 from common.errors import AlreadyExists, PdserveError, Unavailable
 from common.handoff.base import pages_ready
@@ -25,7 +27,6 @@ from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Admitted, Check, Compute, Extend, FlushPrefixCache, Forget
 from prefill_worker.cuda_tools import CudaTools
 from prefill_worker.events import Broken, PrefillDone, PrefillStarted, Stats
-from prefill_worker.first_tokens import take_first_tokens
 from prefill_worker.holdings import Holdings
 from prefill_worker.job import Job
 from prefill_worker.outlets import Outlets
@@ -51,7 +52,6 @@ class PrefillCore:
         self._runner = runner
         self._emit = emit
         self._max_running = max_running
-        self._chunk_tokens = chunk_tokens
         self._clock = clock
         self._page_size = page_size
         self._pool = PagePool(runner.pool.num_pages, page_size)
@@ -62,10 +62,18 @@ class PrefillCore:
             max_context=runner.compatibility.max_context,
         )
         self._outlets = Outlets(runner.pool, emit=emit, clock=clock, cuda=cuda)
+        self._flights = Flights(lookahead=runner.lookahead)
+        self._prefilling: Prefilling[Job] = Prefilling(
+            runner,
+            flights=self._flights,
+            chunk_tokens=chunk_tokens,
+            on_start=lambda job: emit(PrefillStarted(job.key, cached_tokens=job.cached_tokens)),
+            on_landed=self._advance,
+            stores=self._outlets.peer_stores,
+        )
         self._jobs: dict[WorkKey, Job] = {}
         self._waiting = Waiting()
         self._arrivals = 0
-        self._computed_tokens = 0
         self._stats: Stats | None = None
 
     @property
@@ -109,23 +117,13 @@ class PrefillCore:
             self._forget(key)
 
     def has_work(self) -> bool:
-        return any(job.is_computing for job in self._jobs.values())
+        return len(self._flights) > 0 or any(job.is_computing for job in self._jobs.values())
 
     def step(self) -> None:
-        """One forward pass over the chunks that fit the budget, and the pages it completes sent on."""
+        """Launches one forward pass over the chunks that fit the budget, and sends on the pages that land meanwhile."""
         for job in self._computing():
             self._deliver(job)  # What the prefix cache holds and the decode worker lacks: produced by no layer, so sent first.
-        jobs = {job.req: job for job in self._computing()}
-        plan = plan_chunks(list(jobs), budget_tokens=self._chunk_tokens)
-        if not plan:
-            return
-        for req, tokens in plan:
-            req.take_chunk(tokens)
-            self._announce(jobs[req])
-            self._computed_tokens += tokens
-        results = self._runner.run(Batch([req for req, _ in plan], "prefill"))
-        for (req, _), sampled in zip(plan, results, strict=True):
-            self._advance(jobs[req], sampled)
+        self._flights.land_due(launched=self._prefilling.launch(self._computing()))
 
     def tick(self, now: float) -> None:
         self._outlets.tick()
@@ -140,9 +138,9 @@ class PrefillCore:
         self._emit(stats)
 
     def close(self) -> None:
-        self._outlets.close_all()  # First: then nothing is written elsewhere, whatever a job had under way.
         for key in list(self._jobs):
             self._forget(key)
+        self._outlets.close_all()
 
     def _admit(self, command: Admit, call_id: int | None) -> Any:
         req = command.req
@@ -181,6 +179,9 @@ class PrefillCore:
             return
         if job.state is State.QUEUED:
             self._waiting.remove(job)
+        if job.in_flight:
+            job.is_broken = True  # What lands now is of no use to it.
+            self._flights.land_all()
         self._outlets.settle(job)
         job.move_to(State.DONE)
         self._holdings.give_back(job)
@@ -190,16 +191,9 @@ class PrefillCore:
         """In order of arrival."""
         return sorted((job for job in self._jobs.values() if job.is_computing), key=lambda job: job.arrival)
 
-    def _announce(self, job: Job) -> None:
-        if not job.has_started:
-            job.has_started = True
-            job.cached_tokens = job.req.cached_len
-            self._emit(PrefillStarted(job.key, cached_tokens=job.cached_tokens))
-
     def _advance(self, job: Job, sampled: list[Sampled]) -> None:
-        """A chunk of this job is done."""
-        if not job.req.is_last_chunk:
-            job.req.complete_chunk()
+        """A chunk of this job has landed."""
+        if not sampled:
             self._deliver(job)
             return
         tokens = take_first_tokens(job.req, sampled, self._runner.eos_token_ids, cached_tokens=job.cached_tokens)
@@ -216,8 +210,7 @@ class PrefillCore:
         if not self._check_lease(job, self._clock()):
             return False
         prefix_len = job.destination.prefix_len
-        computed_len = min(job.req.cached_len, job.input_len)
-        ready = pages_ready(computed_len, input_len=job.input_len, prefix_len=prefix_len, page_size=self._page_size)
+        ready = pages_ready(job.computed_len, input_len=job.input_len, prefix_len=prefix_len, page_size=self._page_size)
         try:
             self._outlets.put(job, job.take_ready(ready, page_size=self._page_size))
         except PdserveError as error:
@@ -245,6 +238,6 @@ class PrefillCore:
             running=sum(state in (State.COMPUTING, State.COMMITTING) for state in states),
             waiting=sum(state in (State.QUEUED, State.RESERVING) for state in states),
             queued_tokens=sum(job.remaining for job in self._jobs.values()),
-            computed_tokens=self._computed_tokens,
+            computed_tokens=self._prefilling.computed_tokens,
             pages=self._pool.counts(),
         )

@@ -40,18 +40,20 @@ class Holdings:
             self._pool.unlock(handle)
             return False
         req.cache_handle, req.cached_len = handle, handle.length
-        job.pages = [*handle.pages, *own]
+        job.pages, job.computed_len = [*handle.pages, *own], handle.length
         req.table_idx = self._table.take_row()
         self._table.assign(req.table_idx, 0, job.pages)
         return True
 
     def give_back(self, job: Job) -> None:
-        """Keeps the whole pages computed so far as prefix cache and frees the rest; nothing if the job holds nothing."""
+        """Keeps the whole pages computed so far as prefix cache and frees the rest; nothing if the job holds nothing. Not while
+        anything is in flight."""
+        assert job.in_flight == 0, f"{job.req} is still in {job.in_flight} launched steps"
         req = job.req
         if req.table_idx < 0:
             return
         self._table.release_row(req.table_idx)
-        whole = min(req.cached_len, job.input_len) // self._pool.page_size
+        whole = job.computed_len // self._pool.page_size
         grown = self._pool.insert(job.ids[: whole * self._pool.page_size], job.pages[:whole], req.cache_handle)
         self._pool.unlock(grown)
         self._pool.free(job.pages[whole:])

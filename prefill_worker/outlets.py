@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from common.core import Req
 from common.engine.handle import Emit
@@ -78,8 +78,9 @@ class Outlets:
         for page in pages:
             self._copy(job, page, sender)
 
-    def peer_stores(self, jobs: Iterable[Job]) -> dict[Req, PeerStore]:
-        """What the runner's kernels are also to store elsewhere (Runner.launch). put() has been called for each job before."""
+    def peer_stores(self, jobs: Sequence[Job]) -> dict[Req, PeerStore]:
+        """Where the kernels that compute these jobs store their KV as well. Nowhere by shm and grpc, which send pages that have
+        landed. put() has been called for each job before."""
         found = {job.req: self._cuda.store(job) for job in jobs if _is_stored(job)}
         return {req: store for req, store in found.items() if store is not None}
 

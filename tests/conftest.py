@@ -17,3 +17,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tier = Path(item.path).relative_to(Path(__file__).parent).parts[0]
         if tier in TIERS and item.get_closest_marker(tier) is None:
             item.add_marker(tier)
+
+
+@pytest.fixture(params=[0, 1], ids=["lookahead-0", "lookahead-1"])
+def each_lookahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """For modules whose tests are to run over runners of both kinds."""
+    from tests.helpers.fake_runner import FakeRunner
+
+    monkeypatch.setattr(FakeRunner, "default_lookahead", request.param)
+    return int(request.param)

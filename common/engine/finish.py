@@ -9,7 +9,8 @@ from common.work import FinishReason
 
 
 def finish_reason(req: Req, token_id: int, eos_token_ids: Collection[int]) -> FinishReason | None:
-    """Why the completion ends with token_id, just appended to req (complete_one and append_host done); None: it goes on.
+    """Why the completion ends with token_id, just appended to req (append_host done); None: it goes on. Counts the tokens that
+    were read: steps launched since have moved device_len on, but not the end of this one.
 
     An end or stop token wins over the length limit when both hold (USG-01).
     """
@@ -17,7 +18,7 @@ def finish_reason(req: Req, token_id: int, eos_token_ids: Collection[int]) -> Fi
     return finish_after(
         token_id,
         output_tokens=req.num_output,
-        tokens_left=req.remain_len,
+        tokens_left=req.max_device_len - len(req.input_ids),
         ends=(() if params.ignore_eos else eos_token_ids, params.stop_token_ids),
         min_tokens=params.min_tokens,
     )

@@ -1,11 +1,11 @@
-"""ModelRunner: the model, its KV pool and page table behind one call, run(batch)."""
+"""ModelRunner: the model, its KV pool and page table behind one call, launch(batch)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict
+from typing import Literal, NamedTuple, Protocol, TypedDict
 
 import torch
 
@@ -17,6 +17,7 @@ from common.engine.layers import can_pack
 from common.engine.model_config import LlamaConfig
 from common.engine.models.llama import Llama
 from common.engine.page_table import PageTable
+from common.engine.peer_store import PeerStore
 from common.engine.sampler import Sampled, Sampler, SampleRow
 from common.engine.weights import DummyWeights, Progress, SafetensorsWeights, WeightSource
 from common.errors import StartError
@@ -24,7 +25,7 @@ from common.fingerprint import fingerprint
 from common.model_dir import ModelDir
 from common.work import Compatibility
 
-__all__ = ["EngineConfig", "ModelRunner", "Runner", "Sampled", "page_bytes"]
+__all__ = ["EngineConfig", "ModelRunner", "Pending", "Runner", "Sampled", "page_bytes"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -49,24 +50,54 @@ class EngineConfig:
     load_format: Literal["safetensors", "dummy"] = "safetensors"
 
 
+class Pending(Protocol):
+    """A launched step, whose tokens may not be there yet."""
+
+    def result(self) -> list[list[Sampled]]:
+        """Waits for the device. Per request of the batch, in order: nothing unless its last chunk was computed, else n tokens,
+        for completions completion, completion + 1, ... May be called once; steps are asked in the order of their launch."""
+
+
 class Runner(Protocol):
-    """What the workers' loops see of the model. Used by the engine thread only."""
+    """What the workers' loops see of the model. Used by the engine thread only.
+
+    lookahead: launched steps whose results may be outstanding when the next one is launched. 0: launch() computes at once. 1: the
+    device computes step N+1 while the host reads step N.
+    """
 
     compatibility: Compatibility
     eos_token_ids: frozenset[int]
     page_table: PageTable
     pool: KVPool
+    lookahead: int
+
+    def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
+        """One forward pass over tokens [cached_len, device_len) of every request, whose page table rows reach that far; what it
+        samples is at output index device_len - prompt_len.
+
+        Fills the batch's open fields. The requests are not changed, and may be as soon as this has returned: complete_one or
+        complete_chunk at once, append_host when the token is there. So with lookahead 1 a decoding request may come with
+        device_len = len(input_ids) + 1: its last token is on the device only, in its page table row's slot, which step N
+        filled. Pages and the row of a request stay its own until its last launched step's result was read.
+        stores: requests whose KV the kernels also store in a peer's pool; complete there once the result is read."""
 
     def run(self, batch: Batch) -> list[list[Sampled]]:
-        """One forward pass over tokens [cached_len, device_len) of every request, whose page table rows reach that far.
+        """launch(batch).result()."""
 
-        Fills the batch's open fields. Per request of batch.reqs, in order: nothing unless its last chunk was computed, else n
-        tokens at output index num_output, for completions completion, completion + 1, ... The requests are not changed: what
-        follows (complete_one, append_host) is the caller's."""
+
+class _Computed(NamedTuple):
+    """A Pending of a step that is already done."""
+
+    tokens: list[list[Sampled]]
+
+    def result(self) -> list[list[Sampled]]:
+        return self.tokens
 
 
 class ModelRunner:
     """The Runner of a real model. Owns the process's Context: one per process."""
+
+    lookahead = 0
 
     def __init__(
         self,
@@ -132,12 +163,16 @@ class ModelRunner:
             dtype=dtype,
         )
 
-    def run(self, batch: Batch) -> list[list[Sampled]]:
+    def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
+        assert not stores, "this runner stores into its own pool alone"
         with torch.inference_mode():
             self._prepare(batch)
             with self._ctx.forward_batch(batch):
                 logits = self._model.forward()
-            return self._sample(batch.reqs, logits)
+            return _Computed(self._sample(batch.reqs, logits))
+
+    def run(self, batch: Batch) -> list[list[Sampled]]:
+        return self.launch(batch).result()
 
     def _prepare(self, batch: Batch) -> None:
         batch.padded_reqs = batch.reqs

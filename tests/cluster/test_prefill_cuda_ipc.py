@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from common.errors import Unavailable
+from common.handoff.cuda_driver import is_cuda_fault
 from common.work import FinishReason
 from decode_worker.worker import DecodeWorker
 from tests.helpers.decode_worker import Peers, Router, decode_worker
@@ -21,6 +22,7 @@ from tests.helpers.fake_runner import EOS, continuation
 from tests.helpers.prefill_core import EPOCH
 from tests.helpers.prefill_stand import PrefillStand
 
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("each_lookahead")]
 PROMPT = list(range(30, 51))  # Five pages of four tokens and one token more.
 
 
@@ -219,7 +221,7 @@ async def test_flt_a_lost_cuda_context_ends_the_engine_and_its_pages_stay_withhe
         async with PrefillStand(Target(peers), cuda=cuda, before_run=lose) as stand:
             journey = stand.submit(PROMPT, uid=1, output_len=6)
             error = await asyncio.wait_for(asyncio.shield(stand.engine.died), 3)
-            assert isinstance(error, RuntimeError) and "illegal memory access" in str(error)
+            assert error is not None and is_cuda_fault(error) and "illegal memory access" in str(error.__context__)
             journey.end(Unavailable("this prefill worker has ended"))
             await stand.finish(journey)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,6 +17,7 @@ from common.work import FinishReason, TokenOut
 from common.work_key import WorkKey
 from decode_worker import commands, events
 from decode_worker.core import DecodeCore
+from decode_worker.local_prefill import PromptLimits
 from tests.helpers.fake_runner import FakeRunner, next_token
 
 EPOCH = 7
@@ -82,6 +84,8 @@ class Harness:
     page_size: int = 4
     max_running: int = 8
     max_context: int = 128
+    lookahead: int | None = None
+    local_prefill: PromptLimits | None = None
     runner: FakeRunner = field(init=False)
     core: DecodeCore = field(init=False)
 
@@ -92,7 +96,11 @@ class Harness:
         self._calls = 0
         self._names = 0
         self.runner = FakeRunner(
-            num_pages=self.pages, page_size=self.page_size, rows=self.max_running, max_context=self.max_context
+            num_pages=self.pages,
+            page_size=self.page_size,
+            rows=self.max_running,
+            max_context=self.max_context,
+            lookahead=self.lookahead,
         )
         self.core = DecodeCore(
             self.runner,
@@ -100,6 +108,7 @@ class Harness:
             max_running=self.max_running,
             lease=LEASE,
             emit=self.events.append,
+            local_prefill=self.local_prefill,
             clock=lambda: self.now,
             new_ticket=self._new_name,
         )
@@ -117,6 +126,11 @@ class Harness:
         self._calls += 1
         self.core.handle(commands.Reserve(req, pair_id, transport, verify), self._calls)
         return self._calls
+
+    def prefill(self, req: Req, *, deadline: float = math.inf) -> WorkKey:
+        """What a router says to a worker that computes prompts itself."""
+        self.do(commands.Prefill(req, deadline))
+        return req.key
 
     def reply(self, call_id: int) -> Reply | None:
         return next((event for event in self.events if isinstance(event, Reply) and event.call_id == call_id), None)
@@ -155,6 +169,11 @@ class Harness:
         assert self.core.has_work()
         self.core.step()
 
+    def step_and_land(self) -> None:
+        """Steps until what the first of them launched has landed."""
+        for _ in range(1 + self.runner.lookahead):
+            self.step()
+
     def run(self, steps: int = 1000) -> None:
         """Steps while there is work."""
         for _ in range(steps):
@@ -178,4 +197,5 @@ class Harness:
     def assert_idle(self) -> None:
         counts = self.counts()
         assert (counts.held, counts.quarantined) == (0, 0), counts
+        assert self.runner.page_table.num_free == self.runner.page_table.rows
         assert not self.core.has_work()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from common.core import Batch, Req
 from common.engine.kv_pool import KVPool
 from common.engine.peer_store import PeerStore
-from common.engine.runner import Sampled
+from common.engine.runner import Pending, Sampled
 from common.handoff.cuda_driver import HANDLE_BYTES, CudaError
 from common.handoff.cuda_ipc import NONCE_BYTES, PoolExport, export_pool
 from common.handoff.pool_memory import PoolMemory
@@ -115,19 +116,35 @@ def cuda_tools(cuda: FakeCuda, pool: KVPool, copied: list[int]) -> CudaTools:
     return CudaTools(cuda, copy_pages)
 
 
+@dataclass
+class _Flight:
+    """A step that stores elsewhere too, when it lands."""
+
+    step: Pending
+    store: Callable[[], None]
+
+    def result(self) -> list[list[Sampled]]:
+        tokens = self.step.result()
+        self.store()
+        return tokens
+
+
 class StoringRunner(FakeRunner):
-    """A FakeRunner on a FakeCuda: it stores every computed token's K and V, and nothing else, where stores_of says."""
+    """A FakeRunner on a FakeCuda: it stores every computed token's K and V, and nothing else, in peers' pools too."""
 
-    stores_of: Callable[[Req], PeerStore | None]
+    def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
+        work = []
+        for req, store in (stores or {}).items():
+            assert req in batch.reqs
+            locations = self.page_table.tensor[req.table_idx, : req.device_len].tolist()
+            work.append((store, locations, range(max(req.cached_len, store.prefix_len), req.device_len)))
 
-    def run(self, batch: Batch) -> list[list[Sampled]]:
-        results = super().run(batch)
-        for req in batch.reqs:
-            if (store := self.stores_of(req)) is not None:
-                locations = self.page_table.tensor[req.table_idx, : req.device_len].tolist()
-                for position in range(max(req.cached_len, store.prefix_len), req.device_len):
+        def store_all() -> None:
+            for store, locations, positions in work:
+                for position in positions:
                     self._store(locations[position], store, position - store.prefix_len)
-        return results
+
+        return _Flight(super().launch(batch), store_all)
 
     def _store(self, location: int, store: PeerStore, place: int) -> None:
         size = self.pool.page_size

@@ -85,8 +85,6 @@ class PrefillStand:
         def build(emit: Any) -> PrefillCore:
             tools = None if cuda is None else cuda_tools(cuda, self.runner.pool, self.copied)
             self.core = PrefillCore(self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens, cuda=tools)
-            if isinstance(self.runner, StoringRunner):
-                self.runner.stores_of = lambda req: self.core._outlets.peer_stores([self.core._jobs[req.key]]).get(req)
             return self.core
 
         def make_engine(on_event: Any) -> ThreadEngine:

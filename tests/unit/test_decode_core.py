@@ -22,6 +22,7 @@ from decode_worker import commands, events
 from tests.helpers.decode_core import EPOCH, Harness, fill, first_tokens, make_req
 from tests.helpers.fake_runner import continuation
 
+pytestmark = pytest.mark.usefixtures("each_lookahead")
 PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
 
 
@@ -52,7 +53,7 @@ def test_one_step_makes_one_event_per_router() -> None:
     for uid, epoch in ((1, EPOCH), (2, 8), (3, EPOCH)):
         harness.admit(make_req([*PROMPT, uid], uid=uid, epoch=epoch))
     harness.new_events()
-    harness.step()
+    harness.step_and_land()
     steps = [event for event in harness.new_events() if isinstance(event, events.StepTokens)]
     assert {step.router_epoch: {token.key.uid for token in step.tokens} for step in steps} == {EPOCH: {1, 3}, 8: {2}}
     assert len(steps) == 2
@@ -79,7 +80,7 @@ def test_a_commit_token_without_epoch_comes_out_with_its_routers_epoch() -> None
     fill(harness.runner.pool, req, granted.page_ids, granted.prefix_len)
     tokens = tuple(replace(token, key=WorkKey(0, token.key.uid, token.key.attempt)) for token in first_tokens(req))
     harness.do(commands.Commit(granted.ticket, tokens, len(granted.page_ids)))
-    harness.step()
+    harness.step_and_land()
     assert [token.index for token in harness.tokens(req.key)] == [0, 1]
 
 
@@ -399,7 +400,7 @@ def test_stats_are_sent_when_something_changed_and_at_most_once_a_step() -> None
     harness.step()
     (stats,) = [event for event in harness.new_events() if isinstance(event, events.Stats)]
     assert (stats.running, stats.waiting, stats.pages.held) == (1, 0, 3)
-    harness.step()
+    harness.run()
     (stats,) = [event for event in harness.new_events() if isinstance(event, events.Stats)]
     assert (stats.running, stats.waiting, stats.pages.held) == (0, 0, 0)
 
@@ -442,4 +443,6 @@ def test_handing_back_retracts_what_runs_and_fails_what_is_being_received() -> N
     assert [event.key.uid for event in fresh if isinstance(event, events.Retracted)] == [1]
     assert [event.failure.key.uid for event in fresh if isinstance(event, events.Failed)] == [2]
     harness.do(commands.Release(granted.ticket, drained=True))
+    harness.run()
+    assert harness.tokens(WorkKey(EPOCH, 1, 1))[2:] == []
     harness.assert_idle()

@@ -13,6 +13,7 @@ from decode_worker import commands, events
 from tests.helpers.decode_core import EPOCH, LEASE, Harness, first_tokens, make_req
 from tests.helpers.fake_runner import continuation
 
+pytestmark = pytest.mark.usefixtures("each_lookahead")
 PROMPT = list(range(10, 20))  # Three pages of 4; a fourth for growth.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from common.core import Req
+from common.core import Req, SamplingParams
 from common.engine.handle import Reply
 from common.errors import PdserveError
 from common.handoff.base import SENDER_WRITES, TRANSPORTS
 from common.work_key import WorkKey
 from decode_worker import commands, events
+from decode_worker.local_prefill import PromptLimits
 from tests.helpers.decode_core import EPOCH, LEASE, Harness, make_req
 from tests.helpers.fake_runner import continuation
 
@@ -25,11 +27,20 @@ PAIRS = ("pair-0", "pair-1")
 class DecodeMachine(RuleBasedStateMachine):
     """Model: which keys have ended for their router, and which granted tickets are not yet committed, ended or drained."""
 
+    lookahead = 0
     calls = Bundle("calls")
 
     @initialize(pages=st.integers(6, 24), page_size=st.sampled_from([1, 2, 4]), max_running=st.integers(1, 4))
     def start(self, pages: int, page_size: int, max_running: int) -> None:
-        self.harness = Harness(pages=pages, page_size=page_size, max_running=max_running, max_context=64)
+        self.harness = Harness(
+            pages=pages,
+            page_size=page_size,
+            max_running=max_running,
+            max_context=64,
+            lookahead=self.lookahead,
+            local_prefill=PromptLimits(5),
+        )
+        self.local: set[int] = set()
         self.harness.do(commands.SessionOpened(EPOCHS[1]))
         self.open = set(EPOCHS)
         self.gone: set[str] = set()
@@ -51,11 +62,23 @@ class DecodeMachine(RuleBasedStateMachine):
         pair=st.sampled_from(PAIRS),
         priority=st.integers(0, 1),
         verify=st.booleans(),
+        stop_after=st.integers(1, 8),
     )
     def reserve(
-        self, prompt: list[int], output_len: int, n: int, transport: Any, epoch: int, pair: str, priority: int, verify: bool
+        self,
+        prompt: list[int],
+        output_len: int,
+        n: int,
+        transport: Any,
+        epoch: int,
+        pair: str,
+        priority: int,
+        verify: bool,
+        stop_after: int,
     ) -> int:
-        req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, priority=priority)
+        stops = tuple(continuation(prompt, stop_after)[1:][-1:])  # No stop token comes first: that would be the sender's to see.
+        sampling = SamplingParams(max_tokens=output_len, seed=1, stop_token_ids=stops)
+        req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, priority=priority, sampling=sampling)
         self.next_uid += n
         if pair in self.gone and transport in SENDER_WRITES:
             return -1  # The event loop refuses it (decode_worker/pairs.py).
@@ -65,6 +88,26 @@ class DecodeMachine(RuleBasedStateMachine):
             return -1
         self.reqs[call_id] = req
         return call_id
+
+    @rule(
+        target=calls,
+        prompt=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+        output_len=st.integers(1, 8),
+        n=st.integers(1, 3),
+        epoch=st.sampled_from(EPOCHS),
+        stop_after=st.integers(1, 8),
+        seconds=st.sampled_from([1.0, math.inf]),
+    )
+    def prefill(self, prompt: list[int], output_len: int, n: int, epoch: int, stop_after: int, seconds: float) -> int:
+        """A prompt for this worker to compute; known by a number that no call has."""
+        sampling = SamplingParams(max_tokens=output_len, seed=1, stop_token_ids=tuple(continuation(prompt, stop_after)[-1:]))
+        req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, sampling=sampling)
+        number = -2 - self.next_uid
+        self.reqs[number] = req
+        self.local |= set(range(self.next_uid, self.next_uid + n))
+        self.next_uid += n
+        self.harness.prefill(req, deadline=self.harness.now + seconds)
+        return number
 
     @rule(call_id=calls)
     def abandon(self, call_id: int) -> None:
@@ -148,7 +191,10 @@ class DecodeMachine(RuleBasedStateMachine):
         if token.finish is not None:
             self.silent.add(token.key)
             (req,) = [req for req in self.reqs.values() if req.uid <= token.key.uid < req.uid + req.n]
-            assert tokens == continuation(req.input_ids.tolist(), req.output_len, token.key.uid - req.uid)
+            whole = continuation(req.input_ids.tolist(), req.output_len, token.key.uid - req.uid)
+            first = 0 if token.key.uid in self.local else 1  # A sender sees to what ends with the first.
+            stops = [i for i, token_id in enumerate(whole) if i >= first and token_id in req.sampling_params.stop_token_ids]
+            assert tokens == whole[: stops[0] + 1 if stops else None]
 
     def teardown(self) -> None:
         """However it went: once everybody has let go, every page is free or cached."""
@@ -161,6 +207,7 @@ class DecodeMachine(RuleBasedStateMachine):
         for event in self.harness.events:
             if isinstance(event, events.TicketClosed):
                 self.harness.do(commands.Drained(event.ticket))
+        self.harness.run()  # What is in the air lands.
         self.harness.assert_idle()
 
     def granted(self, call_id: int) -> commands.Granted | None:
@@ -183,13 +230,22 @@ def _keys_of(event: Any) -> list[WorkKey]:
             return [key]
         case events.Failed(failure=failure):
             return [failure.key]
+        case events.PrefillStarted(key=key):
+            return []  # Of the first completion, which may have been cancelled.
         case Reply() | events.Stats() | events.TicketOpened() | events.TicketClosed():
             return []
         case _:
             raise AssertionError(event)
 
 
-DecodeMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+class DecodeMachineAhead(DecodeMachine):
+    """Over a runner that launches a step before the last one's tokens are read."""
+
+    lookahead = 1
+
+
+SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+DecodeMachine.TestCase.settings = SETTINGS
+DecodeMachineAhead.TestCase.settings = SETTINGS
 TestAnyOrder = pytest.mark.timeout(120)(DecodeMachine.TestCase)
+TestAnyOrderAhead = pytest.mark.timeout(120)(DecodeMachineAhead.TestCase)

@@ -15,7 +15,7 @@ from prefill_worker.events import PrefillDone, Stats
 from tests.helpers.fake_runner import EOS, next_token
 from tests.helpers.prefill_core import CoreDriver, make_req
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("each_lookahead")]
 PAGE = 4
 
 
@@ -104,7 +104,7 @@ def test_each_page_is_announced_once_it_is_complete_and_the_partial_one_at_the_e
     while driver.core.has_work():
         driver.step()
         seen.append(len(driver.announced(key)))
-    assert seen == [1, 3, 4]
+    assert seen == [*[0] * driver.runner.lookahead, 1, 3, 4]
 
 
 def test_a_short_prompt_does_not_wait_behind_a_long_one(drivers: Any) -> None:
@@ -114,7 +114,8 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one(drivers: Any) -> None:
     driver.step()
     short = driver.admit(make_req(range(6), uid=2, output_len=1))
     driver.compute(short)
-    driver.step()
+    for _ in range(1 + driver.runner.lookahead):
+        driver.step()
     assert driver.of(PrefillDone, short) and not driver.of(PrefillDone, long)
     driver.run()
     assert driver.of(PrefillDone, long)
@@ -233,7 +234,7 @@ def test_no_chunk_starts_after_the_lease_and_pages_stay_until_forgotten(drivers:
     driver.step()
     assert "lease" in str(driver.broken(key).error)
     assert driver.runner.computed_tokens == 4 and not driver.core.has_work()
-    assert len(driver.announced(key)) == 1
+    assert len(driver.announced(key)) == 1 - driver.runner.lookahead  # What lands late is not sent.
     driver.forget(key)
 
 
@@ -252,7 +253,7 @@ def test_a_page_completed_by_a_chunk_that_outlived_the_lease_is_not_sent(drivers
     driver = drivers(before_run=slow)
     key = driver.admit(make_req(range(4), uid=1))
     driver.compute_for_grpc(key, pages=1, deadline=driver.clock + 1)
-    driver.step()
+    driver.run()
     assert driver.announced(key) == [] and not driver.of(PrefillDone, key)
     assert driver.broken(key)
 

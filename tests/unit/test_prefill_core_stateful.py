@@ -22,9 +22,13 @@ LEASE = 10.0
 class Prefill(RuleBasedStateMachine):
     """Prompts over a small alphabet, so that prefixes are shared; a pool too small for all of them."""
 
+    lookahead = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.driver = CoreDriver(num_pages=12, page_size=PAGE, max_context=48, max_running=3, chunk_tokens=5)
+        self.driver = CoreDriver(
+            num_pages=12, page_size=PAGE, max_context=48, max_running=3, chunk_tokens=5, lookahead=self.lookahead
+        )
         self.prompts: dict[WorkKey, list[int]] = {}
         self.started: set[WorkKey] = set()
 
@@ -108,5 +112,12 @@ class Prefill(RuleBasedStateMachine):
         return [key for key in self.live() if key in self.driver.admitted and key not in self.started]
 
 
-Prefill.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+class PrefillAhead(Prefill):
+    """Over a runner that launches a step before the last one's tokens are read."""
+
+    lookahead = 1
+
+
+Prefill.TestCase.settings = PrefillAhead.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestPrefill = pytest.mark.unit(Prefill.TestCase)
+TestPrefillAhead = pytest.mark.unit(PrefillAhead.TestCase)

@@ -9,24 +9,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DecodeSessionRequest(_message.Message):
-    __slots__ = ("hello", "cancel")
+    __slots__ = ("hello", "cancel", "prefill")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
     hello: _prefill_pb2.SessionHello
     cancel: _prefill_pb2.CancelWork
-    def __init__(self, hello: _Optional[_Union[_prefill_pb2.SessionHello, _Mapping]] = ..., cancel: _Optional[_Union[_prefill_pb2.CancelWork, _Mapping]] = ...) -> None: ...
+    prefill: Prefill
+    def __init__(self, hello: _Optional[_Union[_prefill_pb2.SessionHello, _Mapping]] = ..., cancel: _Optional[_Union[_prefill_pb2.CancelWork, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ...) -> None: ...
+
+class Prefill(_message.Message):
+    __slots__ = ("req",)
+    REQ_FIELD_NUMBER: _ClassVar[int]
+    req: _work_pb2.Req
+    def __init__(self, req: _Optional[_Union[_work_pb2.Req, _Mapping]] = ...) -> None: ...
 
 class DecodeSessionResponse(_message.Message):
-    __slots__ = ("opened", "step", "retracted", "failure")
+    __slots__ = ("opened", "step", "retracted", "failure", "started")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RETRACTED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     opened: _prefill_pb2.SessionOpened
     step: Step
     retracted: Retracted
     failure: _work_pb2.Failure
-    def __init__(self, opened: _Optional[_Union[_prefill_pb2.SessionOpened, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., retracted: _Optional[_Union[Retracted, _Mapping]] = ..., failure: _Optional[_Union[_work_pb2.Failure, _Mapping]] = ...) -> None: ...
+    started: _prefill_pb2.PrefillStarted
+    def __init__(self, opened: _Optional[_Union[_prefill_pb2.SessionOpened, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., retracted: _Optional[_Union[Retracted, _Mapping]] = ..., failure: _Optional[_Union[_work_pb2.Failure, _Mapping]] = ..., started: _Optional[_Union[_prefill_pb2.PrefillStarted, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("tokens",)

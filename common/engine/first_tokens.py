@@ -15,12 +15,11 @@ from common.work import TokenOut
 def take_first_tokens(
     req: Req, sampled: Sequence[Sampled], eos_token_ids: Collection[int], *, cached_tokens: int
 ) -> tuple[TokenOut, ...]:
-    """Moves req past its prompt (with the first completion's token) and returns one token per completion, in order of uid.
+    """Appends the first completion's token to req (complete_one done) and returns one token per completion, in order of uid.
 
     Whether a token ends its completion depends on the token and on lengths, which all of them share.
     """
     index = req.num_output
-    req.complete_one()
     req.append_host(torch.tensor([sampled[0].token_id], dtype=torch.int32))
     return tuple(
         TokenOut(
