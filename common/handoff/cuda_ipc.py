@@ -58,6 +58,7 @@ def export_pool(driver: CudaDriver, *, pool_address: int, pool_bytes: int, nonce
     )
     if export.nonce_offset + NONCE_BYTES > size:
         raise CudaError(f"the nonce lies at byte {export.nonce_offset} of an allocation of {size}: the pool is not in one")
+    driver.synchronize()  # What zeroes the allocation may still be queued, on another stream than the write's.
     driver.write(nonce_address, nonce)
     return export
 
