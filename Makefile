@@ -1,6 +1,7 @@
 # Everything there is to do here; `make help` lists it.
 #
 #   make run-local MODEL=<folder or hub id> DEVICE=auto|cpu|cuda PREFILL=1 DECODE=1 PORT=50051 ARGS="--max-context 2048"
+#   make run-local PREFILL=0 DECODE=2    (no split: each decode worker prefills too)
 #   make test-unit TESTS="tests/unit/test_core.py -k lengths"
 #   make bench-cpu ARGS="--help"
 #   make bench-serve ARGS="goodput --launch --slo ttft:p90:400ms --slo gap:p99:12ms"

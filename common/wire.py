@@ -204,6 +204,7 @@ def profile_to_pb(profile: WorkerProfile) -> registry_pb2.WorkerProfile:
         total_pages=profile.total_pages,
         max_running=profile.max_running,
         version=profile.version,
+        local_prefill=profile.local_prefill,
     )
 
 
@@ -220,6 +221,7 @@ def profile_from_pb(pb: registry_pb2.WorkerProfile) -> WorkerProfile:
         total_pages=pb.total_pages,
         max_running=pb.max_running,
         version=pb.version,
+        local_prefill=pb.local_prefill,
     )
 
 

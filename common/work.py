@@ -90,7 +90,7 @@ class PageCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerProfile:
-    """What does not change while a worker runs."""
+    """What does not change while a worker runs. local_prefill: a decode worker that computes prompts too, and is placed alone."""
 
     worker_id: str
     role: Role
@@ -100,6 +100,7 @@ class WorkerProfile:
     total_pages: int
     max_running: int
     version: str
+    local_prefill: bool = False
 
 
 @dataclass(frozen=True)

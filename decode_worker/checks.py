@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from common.core import Req
+from common.engine.kv_pool import ReadPage
 from common.errors import DataLoss, FailedPrecondition, InvalidRequest, OutOfRange
-from common.handoff.base import page_checksum
+from common.handoff.base import page_checksum, tokens_of
 from decode_worker.commands import Commit
 from decode_worker.ticket import Room, Ticket
 
 
-def check_reserve(req: Req, *, pool_pages: int, page_size: int, max_context: int) -> None:
+def check_reserve(req: Req, *, pool_pages: int, page_size: int, max_context: int, is_local: bool = False) -> None:
     """Raises InvalidRequest if there is nothing to decode or the shape is wrong, OutOfRange if it never will fit (CAP-02)."""
-    if req.output_len < 2:
+    if is_local and req.output_len < 1:
+        raise InvalidRequest("output_len", "must be at least 1", req.output_len)
+    if not is_local and req.output_len < 2:
         raise InvalidRequest("output_len", "must be at least 2: the first token is the prefill worker's", req.output_len)
     if req.n > 1 and req.num_output:
         raise InvalidRequest("n", "must be 1 once there is output", req.n)
@@ -40,8 +41,11 @@ def check_commit(ticket: Ticket, command: Commit) -> None:
         raise FailedPrecondition(f"checksums are missing: {len(command.page_crc32)} for {len(ticket.page_ids)} pages")
 
 
-def check_bytes(ticket: Ticket, command: Commit, page_view: Callable[[int], memoryview]) -> None:
-    """Raises DataLoss unless each page has the checksum it was sent with."""
+def check_bytes(ticket: Ticket, command: Commit, read_page: ReadPage, *, page_size: int) -> None:
+    """Raises DataLoss unless each page has the checksum it was sent with: of its tokens alone if only they are sent."""
+    input_len, prefix_len = len(ticket.ids), ticket.handle.length
     for index, (page, sent) in enumerate(zip(ticket.page_ids, command.page_crc32, strict=False)):
-        if (found := page_checksum(page_view(page))) != sent:
+        tokens = tokens_of(index, input_len=input_len, prefix_len=prefix_len, page_size=page_size)
+        data = read_page(page, tokens=len(tokens) if ticket.transport == "cuda_ipc" else page_size)
+        if (found := page_checksum(data)) != sent:
             raise DataLoss(f"page {index} of ticket's {len(ticket.page_ids)}: checksum {sent:08x} sent, {found:08x} found")

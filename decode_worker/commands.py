@@ -41,6 +41,18 @@ class Reserve:
 
 
 @dataclass(frozen=True)
+class Prefill:
+    """Compute a prompt here and decode it (--local-prefill always). The engine owns req from now on. Nobody waits for a reply:
+    PrefillStarted, StepTokens from token 0 on, Retracted and Failed tell its router how it goes.
+
+    deadline: clock seconds; the first token is made before it, or the request fails.
+    """
+
+    req: Req
+    deadline: float
+
+
+@dataclass(frozen=True)
 class Granted:
     """A ticket: pages to fill, in order, from token prefix_len on. The lease runs out that long after this, unless renewed."""
 
@@ -59,7 +71,8 @@ class Renew:
 
 @dataclass(frozen=True)
 class Commit:
-    """All KV is there (with grpc the caller has seen to it). Reply: None, and None again for a while after.
+    """All KV is there (with grpc the caller has seen to it). Reply: None, and None again for a while after, however often and
+    in whichever order with other commands it comes: the first one counts.
 
     first_tokens: their keys' epochs do not count, for a token names none on the wire. Raises InvalidRequest (first_tokens do
     not fit the ticket), FailedPrecondition (pages are missing), DataLoss (a checksum differs; the ticket has ended), Aborted
@@ -128,3 +141,22 @@ class Drain:
 @dataclass(frozen=True)
 class HandBack:
     """Give everything that is left back to the routers."""
+
+
+Command = (
+    SessionOpened
+    | SessionClosed
+    | Reserve
+    | Prefill
+    | Renew
+    | Commit
+    | Release
+    | Cancel
+    | StorePage
+    | Drained
+    | SenderGone
+    | FlushPrefixCache
+    | Check
+    | Drain
+    | HandBack
+)

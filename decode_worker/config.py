@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 from common.batch_sizes import BatchSizes
 from common.by_device import by_device
@@ -26,14 +27,32 @@ class Config(WorkerConfig):
         help="batch sizes to capture a CUDA graph for, with commas between; none: no graphs",
     )
     lease: timedelta = option(timedelta(seconds=10), "how long granted pages wait for their KV without a sign of the sender")
-    shm: bool = option(True, "let prefill workers of this host and user write KV through shared memory")
+    local_prefill: Literal["never", "always"] = option(
+        "never", "always: take requests alone, computing their prompts between the decode steps"
+    )
+    chunk_tokens: int = by_device(cpu=256, cuda=2048, help="most prompt tokens computed in one step (local prefill)")
+    max_requests: int = option(10_000, "most prompts here at once, those in line included (local prefill)")
+    request_timeout: timedelta = option(
+        timedelta(minutes=10), "longest wait for the first token of a request whose client set no deadline (local prefill)"
+    )
+    shm: bool = option(
+        True, "let prefill workers of this host and user write KV through shared memory, if the pool is on the CPU"
+    )
+    cuda_ipc: bool = option(True, "let prefill workers of this host and user store KV from their GPUs, if the pool is on one")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_needs_cuda("decode_attention")
         self._settle_graph_sizes()
+        self._check_positive("chunk_tokens", "max_requests")
         if self.lease < timedelta(milliseconds=100):
             raise ValueError(f"--lease must be at least 100ms, got {self.lease.total_seconds():g}s")
+        if self.request_timeout <= timedelta(0):
+            raise ValueError(f"--request-timeout must be more than 0, got {self.request_timeout}")
+
+    @property
+    def prefills(self) -> bool:
+        return self.local_prefill == "always"
 
     def _settle_graph_sizes(self) -> None:
         if not isinstance(self.graph_sizes, BatchSizes):

@@ -11,8 +11,8 @@ A request's life here (decode_worker/states.py; a ticket stands for all n comple
    Leaving     It has ended, but a step in the air still has it.
 5. Done        Its whole pages are prefix cache, the rest is free.
 
-A captured graph is a Runner like any other, and a worker that prefills prompts itself would fill a ticket's pages by its own
-Runner instead of granting them to a sender: neither changes these states.
+With --local-prefill always a router sends prompts here: they stand in the same line, their pages are filled by this engine's own
+chunks (decode_worker/local_prompts.py), which take turns with the decode steps, and their first tokens are the Commit.
 """
 
 from __future__ import annotations
@@ -23,34 +23,21 @@ from datetime import timedelta
 from typing import Any, assert_never
 
 from common.engine.flights import Flights
-from common.engine.handle import DEFERRED, Emit, EngineDescription, Reply
+from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, Unavailable
+from common.handoff.cuda_ipc import PoolExport
 from common.handoff.staging import Staging
 from common.work import PageCounts
 from common.work_key import WorkKey
 from decode_worker import commands
 from decode_worker.decoding import Decoding
+from decode_worker.description import DecodeDescription
 from decode_worker.events import SlotFree, Stats
+from decode_worker.local_prefill import LocalPrefill, PromptLimits
+from decode_worker.local_prompts import LocalPrompts
 from decode_worker.tickets import NewName, Tickets, random_name
-
-Command = (
-    commands.SessionOpened
-    | commands.SessionClosed
-    | commands.Reserve
-    | commands.Renew
-    | commands.Commit
-    | commands.Release
-    | commands.Cancel
-    | commands.StorePage
-    | commands.Drained
-    | commands.SenderGone
-    | commands.FlushPrefixCache
-    | commands.Check
-    | commands.Drain
-    | commands.HandBack
-)
 
 
 class DecodeCore:
@@ -64,34 +51,40 @@ class DecodeCore:
         max_running: int,
         lease: timedelta,
         emit: Emit,
+        local_prefill: PromptLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_ticket: NewName = random_name,
         staging: Staging | None = None,
+        cuda_pool: PoolExport | None = None,
     ) -> None:
-        """staging: how pages that the event loop has received get into the pool, if it cannot write there."""
-        self.description = EngineDescription(runner.compatibility, pool_pages, runner.pool.page_bytes)
+        """local_prefill: None: Prefill is refused. staging: how pages that the event loop has received get into a pool that it
+        cannot write to. cuda_pool: the runner's pool as prefill workers of this host may map it."""
+        self.description = DecodeDescription(runner.compatibility, pool_pages, runner.pool.page_bytes, cuda_pool)
         self._pool = PagePool(pool_pages, runner.compatibility.page_size)
-        self._emit = emit
-        self._clock = clock
+        self._emit, self._clock = emit, clock
         self._staging = staging
+        self._flights = Flights(lookahead=runner.lookahead)
+        self._decoding = Decoding(runner, self._pool, flights=self._flights, max_running=max_running, emit=emit)
+        self._prompts = self._make_prompts(runner, local_prefill or PromptLimits(), max_running=max_running)
         self._tickets = Tickets(
             runner,
             self._pool,
+            prompts=self._prompts,
             total_pages=pool_pages,
             lease=lease,
             emit=emit,
-            read_page=runner.pool.page_view if staging is None else staging.read,
+            read_page=runner.pool.read_page if staging is None else staging.read_page,
             new_name=new_ticket,
         )
-        self._flights = Flights(lookahead=runner.lookahead)
-        self._decoding = Decoding(runner, self._pool, flights=self._flights, max_running=max_running, emit=emit)
+        self._local = LocalPrefill(
+            local_prefill, tickets=self._tickets, decoding=self._decoding, prompts=self._prompts, emit=emit
+        )
         self._sessions: set[int] = set()
-        self._draining = False
+        self._draining = self._was_busy = False
         self._drain_call: int | None = None
-        self._was_busy = False
         self._reported: Stats | None = None
 
-    def handle(self, command: Command, call_id: int | None) -> Any:
+    def handle(self, command: commands.Command, call_id: int | None) -> Any:
         try:
             return self._act(command, call_id)
         finally:
@@ -106,10 +99,11 @@ class DecodeCore:
         self._settle()
 
     def has_work(self) -> bool:
-        return len(self._flights) > 0 or (len(self._decoding) > 0 and not self._decoding.is_stuck)
+        can_decode = len(self._decoding) > 0 and not self._decoding.is_stuck
+        return can_decode or len(self._flights) > 0 or self._prompts.has_work()
 
     def step(self) -> None:
-        self._flights.land_due(launched=self._decoding.launch())
+        self._flights.land_due(launched=self._local.launch())
         self._settle()
         self._report()
 
@@ -122,11 +116,27 @@ class DecodeCore:
     def close(self) -> None:
         """The pool goes with the process: there is nobody to give anything back to."""
 
-    def _act(self, command: Command, call_id: int | None) -> Any:
+    def _make_prompts(self, runner: Runner, limits: PromptLimits, *, max_running: int) -> LocalPrompts:
+        return LocalPrompts(
+            runner,
+            self._pool,
+            flights=self._flights,
+            chunk_tokens=limits.chunk_tokens,
+            max_running=max_running,
+            num_completions=lambda: len(self._decoding),
+            emit=self._emit,
+            on_computed=lambda ticket, tokens: self._local.run_computed(ticket, tokens),
+        )
+
+    def _act(self, command: commands.Command, call_id: int | None) -> Any:
         now = self._clock()
         match command:
             case commands.Reserve():
                 return self._reserve(command, call_id)
+            case commands.Prefill():
+                if command.req.router_epoch in self._sessions:  # Else nobody is left to be told anything.
+                    self._local.take(command, draining=self._draining)
+                return None
             case commands.Renew():
                 return self._tickets.renew(command.tickets, now=now)
             case commands.Commit():
@@ -221,8 +231,10 @@ class DecodeCore:
         return counts
 
     def _report(self) -> None:
-        running = self._decoding.num_running
-        stats = Stats(running, len(self._tickets) + len(self._decoding) - running, self._pool.counts())
+        running = self._decoding.num_running + len(self._prompts)
+        waiting = len(self._tickets) + len(self._decoding) - running
+        queued_tokens = self._tickets.queued_tokens + self._prompts.remaining_tokens
+        stats = Stats(running, waiting, self._pool.counts(), queued_tokens)
         if stats != self._reported:
             self._reported = stats
             self._emit(stats)

@@ -62,6 +62,7 @@ class Decoding:
         return self._by_key.get(key)
 
     def add(self, completions: Iterable[Completion]) -> None:
+        self.wake()
         for completion in completions:
             self._by_key[completion.req.key] = completion
             bisect.insort(self._committed, completion, key=lambda other: other.order)

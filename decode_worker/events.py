@@ -34,8 +34,17 @@ class SlotFree(Urgent):
 
 
 @dataclass(frozen=True)
+class PrefillStarted(Urgent):
+    """The first chunk of a prompt that this worker computes itself is about to be launched. key: of the first completion."""
+
+    key: WorkKey
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
 class StepTokens:
-    """The tokens of one step for one router: one per request, two in a request's first step, which repeats its first token."""
+    """The tokens of one step for one router: one per request, two in a request's first step, which repeats its first token (not
+    if it was made here)."""
 
     router_epoch: int
     tokens: tuple[TokenOut, ...]
@@ -71,3 +80,4 @@ class Stats:
     running: int
     waiting: int
     pages: PageCounts
+    queued_tokens: int = 0

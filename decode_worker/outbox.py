@@ -7,9 +7,9 @@ from collections import deque
 
 from common.errors import ResourceExhausted
 from common.work import TokenOut
-from decode_worker.events import Failed, Retracted
+from decode_worker.events import Failed, PrefillStarted, Retracted
 
-Message = list[TokenOut] | Retracted | Failed
+Message = list[TokenOut] | PrefillStarted | Retracted | Failed
 
 MAX_PENDING = 65_536
 """Tokens and other messages: some seconds of a full batch."""
@@ -39,7 +39,7 @@ class Outbox:
         else:
             self._messages.append(list(tokens))
 
-    def put(self, message: Retracted | Failed) -> None:
+    def put(self, message: PrefillStarted | Retracted | Failed) -> None:
         """Raises ResourceExhausted, and takes nothing, if that would be more than max_pending."""
         self._reserve(1)
         self._messages.append(message)

@@ -6,8 +6,9 @@ from common.engine.pages import PagePool
 
 
 class Quarantine:
-    """Engine thread only. Each ticket's pages wait for the word of whoever writes to them: with shm the sender, or the end of its
-    process; with grpc this worker's own event loop. Any other's word, and one about an unknown ticket, changes nothing."""
+    """Engine thread only. Each ticket's pages wait for the word of whoever writes to them: with shm and cuda_ipc the sender, or
+    the end of its process; with grpc this worker's own event loop. Any other's word, and one about an unknown ticket, changes
+    nothing."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool

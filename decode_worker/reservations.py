@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from common.errors import AlreadyExists, PdserveError
 from common.work_key import WorkKey
 from decode_worker.commands import Granted
 from decode_worker.events import TicketClosed, TicketOpened
+from decode_worker.local_prompts import LocalPrompts
 from decode_worker.quarantine import Quarantine
 from decode_worker.states import State
 from decode_worker.ticket import Ticket
@@ -20,8 +22,10 @@ from decode_worker.ticket import Ticket
 class Reservations:
     """Engine thread only. A ticket is here from ask() until take() or end(), exactly once."""
 
-    def __init__(self, pool: PagePool, *, quarantine: Quarantine, lease: timedelta, emit: Emit) -> None:
+    def __init__(self, pool: PagePool, *, prompts: LocalPrompts, quarantine: Quarantine, lease: timedelta, emit: Emit) -> None:
+        """prompts: who fills the local tickets."""
         self._pool = pool
+        self._prompts = prompts
         self._quarantine = quarantine
         self._lease = lease
         self._emit = emit
@@ -29,6 +33,8 @@ class Reservations:
         """In the order in which they are served."""
         self._receiving: dict[str, Ticket] = {}
         self._by_key: dict[WorkKey, Ticket] = {}
+        self.queued_tokens = 0
+        """Of local tickets in line."""
 
     def __len__(self) -> int:
         return len(self._line) + len(self._receiving)
@@ -53,20 +59,27 @@ class Reservations:
                 raise AlreadyExists(f"work {key} already has a ticket")
         self._by_key.update(dict.fromkeys(ticket.keys, ticket))
         bisect.insort(self._line, ticket, key=lambda waiting: waiting.order)
+        self.queued_tokens += len(ticket.ids) if ticket.is_local else 0
 
     def grant(self, now: float) -> None:
         """Serves the line as far as the pages reach; nobody overtakes the first."""
         while self._line and self._try_grant(self._line[0], now):
-            del self._line[0]
+            self._leave_line(self._line[0])
 
     def _try_grant(self, ticket: Ticket, now: float) -> bool:
-        handle = self._pool.match(ticket.ids, max_len=len(ticket.ids))
+        if ticket.is_local and not self._prompts.may_start(ticket):
+            return False
+        # The last token is computed here in any case, for its hidden state gives the first output's logits (HND-04).
+        handle = self._pool.match(ticket.ids, max_len=len(ticket.ids) - ticket.is_local)
         pages = self._pool.try_allocate(ticket.room.total - len(handle.pages))
         if pages is None:
             self._pool.unlock(handle)
             return False
-        ticket.grant(handle, pages, deadline=now + self._lease.total_seconds())
+        ticket.grant(handle, pages, deadline=math.inf if ticket.is_local else now + self._lease.total_seconds())
         self._receiving[ticket.name] = ticket
+        if ticket.call_id is None:
+            self._prompts.start(ticket)
+            return True
         page_ids = tuple(ticket.page_ids)
         if ticket.transport == "grpc":
             self._emit(TicketOpened(ticket.name, page_ids))
@@ -103,7 +116,11 @@ class Reservations:
         ticket.move_to(State.DONE)
         self._forget(ticket)
         if state is State.RESERVED:
-            self._emit(Reply(ticket.call_id, error=error))
+            if ticket.call_id is not None:
+                self._emit(Reply(ticket.call_id, error=error))
+            return
+        if ticket.is_local:
+            self._prompts.give_back(ticket)
             return
         self._pool.unlock(ticket.handle)
         self._pool.free(ticket.spare)
@@ -120,4 +137,8 @@ class Reservations:
         for key in ticket.keys:
             del self._by_key[key]
         if self._receiving.pop(ticket.name, None) is None:
-            self._line.remove(ticket)
+            self._leave_line(ticket)
+
+    def _leave_line(self, ticket: Ticket) -> None:
+        self._line.remove(ticket)
+        self.queued_tokens -= len(ticket.ids) if ticket.is_local else 0

@@ -34,7 +34,9 @@ from common.work import WorkerProfile
 from decode_worker.build import build_runner
 from decode_worker.config import Config
 from decode_worker.core import DecodeCore
+from decode_worker.cuda_export import export_kv_pool
 from decode_worker.handoff_servicer import HandoffServicer
+from decode_worker.local_prefill import PromptLimits
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 
@@ -55,7 +57,7 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
     """The same with a worker that is not yet started."""
     server = make_server()
     health = Health(server, SERVICES)
-    add_services(server, worker)
+    add_services(server, worker, longest=config.request_timeout)
     address = await bind(server, config.listen)
     await server.start()
     try:
@@ -88,6 +90,7 @@ def build_core(config: Config, memory: PoolMemory, emit: Emit) -> DecodeCore:
         engine_config(config, pool_pages=pool_before_start(config)[0]),
         decode_attention=config.decode_attention,
         graph_sizes=config.graph_sizes,
+        chunk_tokens=config.chunk_tokens if config.prefills else 0,
     )
     runner, staging = load_runner(engine, memory, build=build_runner, progress=log.info)
     return DecodeCore(
@@ -96,12 +99,15 @@ def build_core(config: Config, memory: PoolMemory, emit: Emit) -> DecodeCore:
         max_running=config.max_running,
         lease=config.lease,
         emit=emit,
+        local_prefill=PromptLimits(config.chunk_tokens, config.max_requests) if config.prefills else None,
         staging=staging,
+        cuda_pool=export_kv_pool(runner.pool) if config.cuda_ipc else None,
     )
 
 
-def add_services(server: grpc.aio.Server, worker: DecodeWorker) -> None:
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker), server)
+def add_services(server: grpc.aio.Server, worker: DecodeWorker, *, longest: timedelta = timedelta(minutes=10)) -> None:
+    """longest: see DecodeServicer."""
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker, longest=longest), server)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffServicer(worker), server)
 
 
@@ -193,4 +199,5 @@ def _profile(config: Config, worker: DecodeWorker, engine: EngineDescription, ad
         total_pages=engine.pool_pages,
         max_running=config.max_running,
         version=VERSION,
+        local_prefill=config.prefills,
     )

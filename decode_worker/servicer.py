@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
 
 import grpc
 
+from common.core import Req
 from common.errors import DeadlineExceeded, InvalidRequest
-from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
-from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_from_pb, token_to_pb
+from common.handoff.cuda_ipc import PoolExport
+from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, work_pb2
+from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_to_pb
+from common.work import WorkFailure
 from common.work_key import WorkKey
 from decode_worker import commands
-from decode_worker.events import Failed, Retracted
+from decode_worker.commit_wire import commit_from_pb
+from decode_worker.events import Failed, PrefillStarted, Retracted
 from decode_worker.outbox import Message
 from decode_worker.worker import DecodeWorker
 
@@ -24,8 +30,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
-    def __init__(self, worker: DecodeWorker) -> None:
+    def __init__(self, worker: DecodeWorker, *, longest: timedelta = timedelta(minutes=10)) -> None:
+        """longest: how long a prompt may wait for its first token here if its client set no deadline."""
         self._worker = worker
+        self._longest = longest
 
     async def Session(self, request_iterator: AsyncIterator[decode_pb2.DecodeSessionRequest], context: Context) -> None:
         worker = self._worker.ready
@@ -37,11 +45,26 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         with worker.sessions.open(router_epoch) as session:
             opened = prefill_pb2.SessionOpened(worker_id=worker.worker_id)
             await context.write(decode_pb2.DecodeSessionResponse(opened=opened))
-            await session.run(
-                _cancels(request_iterator, router_epoch),
-                on_cancel=lambda key: worker.cancel(commands.Cancel(key)),
-                write=write,
-            )
+            orders = self._orders(request_iterator, router_epoch, refuse=session.outbox.put)
+            await session.run(orders, on_order=worker.post, write=write)
+
+    async def _orders(
+        self, requests: AsyncIterator[decode_pb2.DecodeSessionRequest], router_epoch: int, *, refuse: Callable[[Failed], None]
+    ) -> AsyncIterator[commands.Cancel | commands.Prefill]:
+        """refuse: tells the router of a request that breaks its own rules."""
+        async for request in requests:
+            match request.WhichOneof("message"):
+                case "cancel":
+                    yield commands.Cancel(WorkKey(router_epoch, request.cancel.uid, request.cancel.attempt))
+                case "prefill":
+                    try:
+                        yield _prefill(request.prefill.req, router_epoch, longest=self._longest)
+                    except InvalidRequest as error:
+                        key = WorkKey(router_epoch, request.prefill.req.key.uid, request.prefill.req.key.attempt)
+                        for offset in range(max(1, request.prefill.req.n)):
+                            refuse(Failed(WorkFailure.of(key.for_completion(offset), error, retryable=False)))
+                case other:
+                    raise InvalidRequest("message", "must be cancel or prefill once the session is open", other)
 
     async def Pair(self, request: decode_pb2.PairRequest, context: Context) -> decode_pb2.PairResponse:
         worker = self._worker.ready
@@ -52,15 +75,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             shm_socket=worker.shm_socket,
             page_bytes=worker.description.page_bytes,
             pool_pages=worker.description.pool_pages,
+            cuda_pool=_cuda_pool_to_pb(worker.description.cuda_pool, worker.cuda_ipc_socket),
         )
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Context) -> decode_pb2.ReserveResponse:
-        try:
-            req = req_from_pb(request.req)
-        except (ValueError, AssertionError) as error:
-            raise InvalidRequest("req", "must keep a request's invariants", str(error)) from error
         granted = await self._worker.ready.reserve(
-            req, pair_id=request.pair_id, transport=request.transport, verify=request.verify
+            _req(request.req), pair_id=request.pair_id, transport=request.transport, verify=request.verify
         )
         return decode_pb2.ReserveResponse(
             ticket=granted.ticket,
@@ -74,14 +94,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def Commit(self, request: decode_pb2.CommitRequest, context: Context) -> decode_pb2.CommitResponse:
         worker = self._worker.ready
-        await worker.commit(
-            commands.Commit(
-                request.ticket,
-                first_tokens=tuple(token_from_pb(token, 0) for token in request.first_tokens),
-                pages_sent=request.pages_sent,
-                page_crc32=tuple(request.page_crc32),
-            )
-        )
+        await worker.commit(commit_from_pb(request))
         return decode_pb2.CommitResponse()
 
     async def Release(self, request: decode_pb2.ReleaseRequest, context: Context) -> decode_pb2.ReleaseResponse:
@@ -92,6 +105,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self, request: prefill_pb2.FlushPrefixCacheRequest, context: Context
     ) -> prefill_pb2.FlushPrefixCacheResponse:
         return prefill_pb2.FlushPrefixCacheResponse(pages_freed=await self._worker.ready.flush_prefix_cache())
+
+
+def _cuda_pool_to_pb(export: PoolExport | None, socket_name: str) -> decode_pb2.CudaPool | None:
+    return None if export is None else decode_pb2.CudaPool(socket=socket_name, **asdict(export))
 
 
 async def _hello(requests: AsyncIterator[decode_pb2.DecodeSessionRequest]) -> int:
@@ -105,17 +122,30 @@ async def _hello(requests: AsyncIterator[decode_pb2.DecodeSessionRequest]) -> in
     return int(first.hello.router_epoch)
 
 
-async def _cancels(requests: AsyncIterator[decode_pb2.DecodeSessionRequest], router_epoch: int) -> AsyncIterator[WorkKey]:
-    async for request in requests:
-        if not request.HasField("cancel"):
-            raise InvalidRequest("message", "must be cancel once the session is open", request.WhichOneof("message"))
-        yield WorkKey(router_epoch, request.cancel.uid, request.cancel.attempt)
+def _req(pb: work_pb2.Req) -> Req:
+    """Raises InvalidRequest."""
+    try:
+        return req_from_pb(pb)
+    except (ValueError, AssertionError) as error:
+        raise InvalidRequest("req", "must keep a request's invariants", str(error)) from error
+
+
+def _prefill(pb: work_pb2.Req, router_epoch: int, *, longest: timedelta) -> commands.Prefill:
+    """Raises InvalidRequest."""
+    if pb.key.router_epoch != router_epoch:
+        raise InvalidRequest("router_epoch", "must be this session's", pb.key.router_epoch)
+    req = _req(pb)
+    req.cached_len = 0  # The sender's cache is not this worker's.
+    return commands.Prefill(req, deadline=time.monotonic() + (pb.deadline_ms / 1000 or longest.total_seconds()))
 
 
 def _response(message: Message) -> decode_pb2.DecodeSessionResponse:
     match message:
         case Retracted(key=key):
             return decode_pb2.DecodeSessionResponse(retracted=decode_pb2.Retracted(uid=key.uid, attempt=key.attempt))
+        case PrefillStarted(key=key, cached_tokens=cached):
+            started = prefill_pb2.PrefillStarted(uid=key.uid, attempt=key.attempt, cached_tokens=cached)
+            return decode_pb2.DecodeSessionResponse(started=started)
         case Failed(failure=failure):
             return decode_pb2.DecodeSessionResponse(failure=failure_to_pb(failure))
         case _:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from common.errors import Aborted, PdserveError
-from common.work_key import WorkKey
-from decode_worker.commands import Cancel, SessionClosed, SessionOpened
-from decode_worker.events import Failed, Retracted, StepTokens
+from decode_worker.commands import Cancel, Prefill, SessionClosed, SessionOpened
+from decode_worker.events import Failed, PrefillStarted, Retracted, StepTokens
 from decode_worker.outbox import MAX_PENDING, Message, Outbox
 
-Post = Callable[[SessionOpened | SessionClosed | Cancel], None]
+Order = Cancel | Prefill
+Post = Callable[[SessionOpened | SessionClosed | Order], None]
 
 
 class Session:
@@ -30,13 +30,13 @@ class Session:
 
     async def run(
         self,
-        cancels: AsyncIterator[WorkKey],
+        orders: AsyncIterator[Order],
         *,
-        on_cancel: Callable[[WorkKey], None],
+        on_order: Callable[[Order], None],
         write: Callable[[Message], Awaitable[None]],
     ) -> None:
         """Until the router closes its side, or raising why not: a broken stream, or what end() was told."""
-        sides = [asyncio.create_task(_read(cancels, on_cancel)), asyncio.create_task(_write(self.outbox, write))]
+        sides = [asyncio.create_task(_read(orders, on_order)), asyncio.create_task(_write(self.outbox, write))]
         try:
             waited: list[asyncio.Future[Any]] = [*sides, self.ended]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -76,13 +76,13 @@ class Sessions:
         finally:
             self._close(session, Aborted("the session is over"))
 
-    def deliver(self, event: StepTokens | Retracted | Failed) -> None:
+    def deliver(self, event: StepTokens | PrefillStarted | Retracted | Failed) -> None:
         """Puts an event into its router's outbox; without a session it has no addressee. A router that does not read loses its
         session (CAP-05)."""
         match event:
             case StepTokens():
                 router_epoch = event.router_epoch
-            case Retracted():
+            case Retracted() | PrefillStarted():
                 router_epoch = event.key.router_epoch
             case Failed():
                 router_epoch = event.failure.key.router_epoch
@@ -111,9 +111,9 @@ class Sessions:
             self._post(SessionClosed(session.router_epoch))
 
 
-async def _read(cancels: AsyncIterator[WorkKey], on_cancel: Callable[[WorkKey], None]) -> None:
-    async for key in cancels:
-        on_cancel(key)
+async def _read(orders: AsyncIterator[Order], on_order: Callable[[Order], None]) -> None:
+    async for order in orders:
+        on_order(order)
 
 
 async def _write(outbox: Outbox, write: Callable[[Message], Awaitable[None]]) -> None:

@@ -1,5 +1,7 @@
 """Ticket: one prompt's claim on pages, from Reserve until Commit or its end, for all of its n completions.
 
+A local one is filled by this worker itself (decode_worker/local_prompts.py) from Prefill until its first tokens are made.
+
 0               prefix_len                          input_len
 | handle.pages  | page_ids: filled by the sender    |  spare: growth and copies, nobody writes to them yet
 '- cached here -'- the last may be partly filled ---'
@@ -9,6 +11,7 @@ locked           owned, quarantined if it ends while   owned, freed at once if i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,7 +19,7 @@ from common.core import Req
 from common.engine.pages import pages_for
 from common.engine.prefix_cache import PrefixHandle
 from common.work_key import WorkKey
-from decode_worker.commands import Reserve
+from decode_worker.commands import Prefill, Reserve
 from decode_worker.order import Order, order_of
 from decode_worker.states import State, Stateful
 
@@ -40,20 +43,24 @@ class Room:
         prompt = pages_for(input_len, page_size)
         # The last token's KV is never computed.
         grows = pages_for(input_len + req.output_len - 1, page_size) > prompt
-        return cls(prompt, copies=req.n - 1 if input_len % page_size else 0, growth=req.n if grows else 0)
+        copies = req.n - 1 if input_len % page_size and req.output_len > 1 else 0
+        return cls(prompt, copies=copies, growth=req.n if grows else 0)
 
 
 class Ticket(Stateful):
-    """name: random, known to the sender only. call_id: the deferred Reserve. cancelled: those of its completions that are."""
+    """name: random, known to the sender only. call_id: the deferred Reserve. cancelled: those of its completions that are.
+    deadline: of the lease. due: when a local one is too late."""
 
-    def __init__(self, name: str, asked: Reserve, *, call_id: int, page_size: int) -> None:
+    def __init__(self, name: str, asked: Reserve | Prefill, *, call_id: int | None, page_size: int) -> None:
         super().__init__(State.RESERVED)
         self.name = name
         self.req = asked.req
         self.ids: list[int] = asked.req.input_ids.tolist()
-        self.pair_id = asked.pair_id
-        self.transport = asked.transport
-        self.verify = asked.verify
+        self.pair_id = "" if isinstance(asked, Prefill) else asked.pair_id
+        self.transport = None if isinstance(asked, Prefill) else asked.transport
+        self.verify = isinstance(asked, Reserve) and asked.verify
+        self.is_local = isinstance(asked, Prefill)
+        self.due = asked.deadline if isinstance(asked, Prefill) else math.inf
         self.call_id = call_id
         self.room = Room.of(asked.req, page_size)
         self.order: Order = order_of(asked.req)

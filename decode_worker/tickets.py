@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from common.core import Req
 from common.engine.handle import Emit
+from common.engine.kv_pool import ReadPage
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
-from common.errors import Aborted, AlreadyExists, DataLoss, FailedPrecondition, NotFound, PdserveError, Unavailable
-from common.work import WorkFailure
+from common.errors import (
+    Aborted,
+    AlreadyExists,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    NotFound,
+    PdserveError,
+    Unavailable,
+)
+from common.handoff.base import SENDER_WRITES
+from common.work import TokenOut, WorkFailure
 from common.work_key import WorkKey
 from decode_worker import checks, commands
 from decode_worker.completion import Completion, split
-from decode_worker.events import Failed
+from decode_worker.events import Failed, Retracted
+from decode_worker.local_prompts import LocalPrompts
 from decode_worker.quarantine import Quarantine
 from decode_worker.recent import Recent
 from decode_worker.reservations import Reservations
@@ -38,13 +50,14 @@ class Tickets:
         runner: Runner,
         pool: PagePool,
         *,
+        prompts: LocalPrompts,
         total_pages: int,
         lease: timedelta,
         emit: Emit,
-        read_page: Callable[[int], memoryview],
+        read_page: ReadPage,
         new_name: NewName = random_name,
     ) -> None:
-        """read_page: the bytes of one of this worker's pages, for checksums."""
+        """read_page: of this worker's pool, for checksums."""
         self._runner = runner
         self._pool = pool
         self._total_pages = total_pages
@@ -53,7 +66,7 @@ class Tickets:
         self._new_name = new_name
         self._lease_seconds = lease.total_seconds()
         self._quarantine = Quarantine(pool)
-        self._reservations = Reservations(pool, quarantine=self._quarantine, lease=lease, emit=emit)
+        self._reservations = Reservations(pool, prompts=prompts, quarantine=self._quarantine, lease=lease, emit=emit)
         self._tombstones: Recent[WorkKey, None] = Recent(lease.total_seconds())
         self._committed: Recent[str, None] = Recent(2 * lease.total_seconds())
         self._ended: Recent[str, str] = Recent(2 * lease.total_seconds())
@@ -66,17 +79,14 @@ class Tickets:
     def num_quarantined(self) -> int:
         return self._quarantine.num_pages
 
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts in line that this worker is to compute."""
+        return self._reservations.queued_tokens
+
     def reserve(self, command: commands.Reserve, call_id: int, *, is_running: Callable[[WorkKey], bool]) -> None:
         """Puts a Reserve in line. Raises as commands.Reserve says, but for what sessions and draining forbid."""
-        compatibility = self._runner.compatibility
-        checks.check_reserve(
-            command.req,
-            pool_pages=self._total_pages,
-            page_size=compatibility.page_size,
-            max_context=compatibility.max_context,
-        )
-        ticket = Ticket(self._new_name(), command, call_id=call_id, page_size=compatibility.page_size)
-        ticket.cancelled.update(key for key in ticket.keys if key in self._tombstones)
+        ticket = self._make(command, call_id)
         if not ticket.live_keys:
             raise Aborted(f"work {command.req.key} was cancelled")
         for key in ticket.live_keys:
@@ -84,11 +94,31 @@ class Tickets:
                 raise AlreadyExists(f"work {key} already runs")
         self._reservations.ask(ticket)
 
+    def prefill(self, command: commands.Prefill, *, is_running: Callable[[WorkKey], bool]) -> None:
+        """Puts a prompt to be computed here in line, unless it was cancelled or is here. Raises InvalidRequest, OutOfRange."""
+        ticket = self._make(command, None)
+        if ticket.live_keys and not any(is_running(key) or self._reservations.of_key(key) for key in ticket.live_keys):
+            self._reservations.ask(ticket)
+
+    def _make(self, command: commands.Reserve | commands.Prefill, call_id: int | None) -> Ticket:
+        compatibility = self._runner.compatibility
+        checks.check_reserve(
+            command.req,
+            pool_pages=self._total_pages,
+            page_size=compatibility.page_size,
+            max_context=compatibility.max_context,
+            is_local=isinstance(command, commands.Prefill),
+        )
+        ticket = Ticket(self._new_name(), command, call_id=call_id, page_size=compatibility.page_size)
+        ticket.cancelled.update(key for key in ticket.keys if key in self._tombstones)
+        return ticket
+
     def grant(self, now: float) -> None:
         self._reservations.grant(now)
 
     def renew(self, names: Iterable[str], *, now: float) -> list[str]:
-        return self._reservations.renew(names, now=now)
+        # A commit that came ahead may have overtaken this Renew: its sender is not to think that it lost the ticket.
+        return [name for name in self._reservations.renew(names, now=now) if name not in self._committed]
 
     def commit(self, command: commands.Commit, *, now: float) -> list[Completion]:
         """The completions to run. Raises as commands.Commit says. Repeated for a ticket that was committed: none, no error."""
@@ -98,18 +128,22 @@ class Tickets:
             return []
         checks.check_commit(ticket, command)
         try:
-            checks.check_bytes(ticket, command, self._read_page)
+            checks.check_bytes(ticket, command, self._read_page, page_size=self._runner.compatibility.page_size)
         except DataLoss as error:
             # Everything was sent, so the sender writes no more.
             self._end(ticket, error, now=now, drained=True)
             raise
+        self._committed.put(ticket.name, None, now=now)
+        return self.take(ticket, command.first_tokens)
+
+    def take(self, ticket: Ticket, first_tokens: Sequence[TokenOut]) -> list[Completion]:
+        """The completions to run of a ticket that has all its KV."""
         firsts = [
             (which, token._replace(key=key))
-            for which, (key, token) in enumerate(zip(ticket.keys, command.first_tokens, strict=True))
+            for which, (key, token) in enumerate(zip(ticket.keys, first_tokens, strict=True))
             if token.finish is None and key not in ticket.cancelled
         ]
         self._reservations.take(ticket)
-        self._committed.put(ticket.name, None, now=now)
         return split(ticket, firsts, pool=self._pool, copy_page=self._runner.pool.copy_page)
 
     def _answer_late_commit(self, name: str) -> None:
@@ -144,9 +178,9 @@ class Tickets:
         self._quarantine.loop_is_done(name)
 
     def sender_is_gone(self, pair_id: str, *, now: float) -> None:
-        error = FailedPrecondition("the shared memory connection of this pairing has ended")
+        error = FailedPrecondition("the sender of this pairing is gone")
         for ticket in self._reservations:
-            if ticket.pair_id == pair_id and ticket.transport == "shm":
+            if ticket.pair_id == pair_id and ticket.transport in SENDER_WRITES:
                 self._fail(ticket, error, now=now, drained=True)
         self._quarantine.sender_is_gone(pair_id)
 
@@ -157,18 +191,29 @@ class Tickets:
                 self._end(ticket, error, now=now)
 
     def turn_away(self, error: PdserveError) -> None:
-        """Ends those in line."""
+        """Ends those in line; local ones go back to their routers."""
         for ticket in self._reservations.in_line:
-            self._reservations.end(ticket, error)
+            if ticket.is_local:
+                self._retract(ticket, error)
+            else:
+                self._reservations.end(ticket, error)
 
     def fail_all(self, error: PdserveError, *, now: float) -> None:
+        """Ends every ticket; local ones go back to their routers."""
         for ticket in self._reservations:
-            self._fail(ticket, error, now=now)
+            if ticket.is_local:
+                self._retract(ticket, error)
+            else:
+                self._fail(ticket, error, now=now)
 
     def tick(self, now: float) -> None:
         """Leases and memories end on this clock, whatever else goes on (HND-07)."""
         for ticket in self._reservations.expired(now):
             self._fail(ticket, Unavailable("the lease ran out before all KV had arrived"), now=now)
+        for ticket in self._reservations:
+            if ticket.due <= now:
+                self._tell_failed(ticket, DeadlineExceeded("the deadline passed before the first token"), retryable=False)
+                self._end(ticket, Aborted("its deadline passed"), now=now)
         self._break_circles(now)
         self._tombstones.forget_old(now)
         self._committed.forget_old(now)
@@ -179,16 +224,25 @@ class Tickets:
         of it is under way any more: not even a Reserve in line, which may be waiting for these very pages."""
         for pair_id in self._quarantine.overdue_senders(now, after_seconds=self._lease_seconds):
             for ticket in self._reservations.in_line:
-                if ticket.pair_id == pair_id and ticket.transport == "shm":
+                if ticket.pair_id == pair_id and ticket.transport in SENDER_WRITES:
                     self._end(ticket, FailedPrecondition("pages of this pairing are withheld: pair again"), now=now)
 
     def _fail(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:
         """Ends a ticket and tells its router, which might wait for long to learn it from a paused or vanished sender. A
         Reserve in line gets the error itself and may try again."""
         if ticket.state is State.RECEIVING:
-            for key in ticket.live_keys:
-                self._emit(Failed(WorkFailure.of(key, Unavailable(str(error)), retryable=True)))
+            self._tell_failed(ticket, Unavailable(str(error)), retryable=True)
         self._end(ticket, error, now=now, drained=drained)
+
+    def _tell_failed(self, ticket: Ticket, error: PdserveError, *, retryable: bool) -> None:
+        for key in ticket.live_keys:
+            self._emit(Failed(WorkFailure.of(key, error, retryable=retryable)))
+
+    def _retract(self, ticket: Ticket, error: PdserveError) -> None:
+        """Gives a local ticket back to its router."""
+        for key in ticket.live_keys:
+            self._emit(Retracted(key))
+        self._reservations.end(ticket, error)
 
     def _end(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:
         if ticket.state is State.RECEIVING:

@@ -9,15 +9,19 @@ from datetime import timedelta
 from typing import Any
 
 from common.core import Req
-from common.engine.handle import EngineDescription, EngineHandle
-from common.errors import InvalidRequest, Unavailable
-from common.handoff.base import TRANSPORTS
+from common.engine.handle import EngineHandle
+from common.errors import InvalidRequest, PdserveError, Unavailable
+from common.handoff.base import TRANSPORTS, Transport
+from common.handoff.cuda_ipc import PoolExport
+from common.handoff.cuda_ipc_receiver import CudaIpcReceiver
 from common.handoff.free_slots import FreeSlots
 from common.handoff.grpc_receiver import GrpcReceiver
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
+from decode_worker.commit_wire import commit_from_bytes
+from decode_worker.description import DecodeDescription
 from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions
 
@@ -38,10 +42,8 @@ class DecodeWorker:
         assert not (staged and offer_shm)
         self.worker_id = worker_id
         self.memory = memory
-        self.total_pages = self.page_bytes = 0
-        """The KV pool's, and of each page; known once start() has returned: on a GPU the engine sizes it."""
         self._engine = make_engine(self._on_event)
-        self._description: EngineDescription | None = None
+        self._description: DecodeDescription | None = None
         self.sessions = Sessions(self._engine.post)
         self._slots = FreeSlots(memory.num_pages) if staged else None
         self.receiver = GrpcReceiver(
@@ -49,15 +51,18 @@ class DecodeWorker:
         )
         self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
         self._offer_shm = offer_shm
-        self._pairs = Pairs(is_connected=self._shm.is_connected)
+        self._cuda_ipc: CudaIpcReceiver | None = None
+        self._pairs = Pairs(is_connected=self._is_connected)
         self._stats = NOTHING_YET
         self._draining = False
 
-    async def start(self) -> EngineDescription:
+    async def start(self) -> DecodeDescription:
         """Loads the model; raises what that raised."""
         if self._offer_shm:
             self._shm.start()
-        engine: EngineDescription = await self._engine.start()
+        engine: DecodeDescription = await self._engine.start()
+        if engine.cuda_pool is not None:
+            self._offer(engine.cuda_pool)
         self._description = engine
         if self._stats is NOTHING_YET:
             self._stats = events.Stats(0, 0, PageCounts(engine.pool_pages, 0, 0, 0, engine.pool_pages))
@@ -76,7 +81,7 @@ class DecodeWorker:
 
     def load(self) -> WorkerLoad:
         stats = self._stats
-        return WorkerLoad(running=stats.running, waiting=stats.waiting, pages=stats.pages, draining=self._draining)
+        return WorkerLoad(stats.running, stats.waiting, stats.queued_tokens, stats.pages, draining=self._draining)
 
     def pages(self) -> PageCounts:
         return self._stats.pages
@@ -89,7 +94,7 @@ class DecodeWorker:
         return self._pairs.add(prefill_worker)
 
     @property
-    def description(self) -> EngineDescription:
+    def description(self) -> DecodeDescription:
         """Once ready."""
         assert self._description is not None
         return self._description
@@ -98,6 +103,11 @@ class DecodeWorker:
     def shm_socket(self) -> str:
         """Empty: not offered."""
         return self._shm.socket_name if self._offer_shm else ""
+
+    @property
+    def cuda_ipc_socket(self) -> str:
+        """Empty: not offered."""
+        return self._cuda_ipc.socket_name if self._cuda_ipc is not None else ""
 
     async def reserve(self, req: Req, *, pair_id: str, transport: str, verify: bool) -> commands.Granted:
         """Waits for pages; see commands.Reserve. Cancelling the wait takes it back."""
@@ -116,10 +126,21 @@ class DecodeWorker:
         self.receiver.check_complete(command.ticket)
         await self._engine.call(command)
 
+    def commit_ahead(self, message: bytes) -> None:
+        """A CommitRequest that its sender did not wait to send by gRPC, which it does too: that one's answer counts, so this one
+        may be wrong or late without anybody being told."""
+        try:
+            command = commit_from_bytes(message)
+            self.receiver.check_complete(command.ticket)
+        except (ValueError, PdserveError) as error:
+            log.warning("ignored a commit sent ahead: %s", error)
+            return
+        self._engine.post(command)
+
     async def release(self, command: commands.Release) -> None:
         await self._engine.call(command)
 
-    def cancel(self, command: commands.Cancel) -> None:
+    def post(self, command: commands.Cancel | commands.Prefill) -> None:
         self._engine.post(command)
 
     async def flush_prefix_cache(self) -> int:
@@ -154,12 +175,35 @@ class DecodeWorker:
         """Waits for the engine; for its thread also while it loads the model: torch aborts a process that ends under it."""
         await self._engine.close()
         await self._shm.close()
+        if self._cuda_ipc is not None:
+            await self._cuda_ipc.close()
+
+    # Who writes into the pool.
+
+    def _offer(self, export: PoolExport) -> None:
+        self._cuda_ipc = CudaIpcReceiver(
+            export.pool_bytes,
+            is_known=lambda pair_id: pair_id in self._pairs,
+            # The pairing stays: a sender whose GPU can't map the pool says goodbye, and goes on by grpc.
+            on_gone=lambda pair_id: self._engine.post(commands.SenderGone(pair_id)),
+            on_commit=self.commit_ahead,
+        )
+        self._cuda_ipc.start()
+
+    def _is_connected(self, pair_id: str, transport: Transport) -> bool:
+        if transport == "shm":
+            return self._shm.is_connected(pair_id)
+        return self._cuda_ipc is not None and self._cuda_ipc.is_connected(pair_id)
+
+    def _on_sender_gone(self, pair_id: str) -> None:
+        self._pairs.drop(pair_id)
+        self._engine.post(commands.SenderGone(pair_id))
 
     # What the engine says.
 
     def _on_event(self, event: Any) -> None:
         match event:
-            case events.StepTokens() | events.Retracted() | events.Failed():
+            case events.StepTokens() | events.PrefillStarted() | events.Retracted() | events.Failed():
                 self.sessions.deliver(event)
             case events.TicketOpened():
                 self.receiver.open(event.ticket, event.page_ids)
@@ -176,7 +220,3 @@ class DecodeWorker:
 
     def _on_page(self, slot: int, page_id: int) -> None:
         self._engine.post(commands.StorePage(slot, page_id))
-
-    def _on_sender_gone(self, pair_id: str) -> None:
-        self._pairs.drop(pair_id)
-        self._engine.post(commands.SenderGone(pair_id))

@@ -27,8 +27,8 @@ class Command(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What the cluster is asked to be. max_context, dtype: as the workers take them, None for their defaults.
-    load_format: of the workers; dummy needs no weight files.
+    """What the cluster is asked to be. prefill: 0: the decode workers compute the prompts too. max_context, dtype: as the workers
+    take them, None for their defaults. load_format: of the workers; dummy needs no weight files.
     prefill_args, decode_args: what each worker of a side is told besides."""
 
     model: Path
@@ -73,6 +73,8 @@ def plan(options: Options, *, devices: Sequence[str], cores: int) -> list[Comman
             line += ("--dtype", options.dtype)
         if options.load_format is not None:
             line += ("--load-format", options.load_format)
+        if options.prefill == 0:
+            line += ("--local-prefill", "always")
         if device == "cpu":
             line += ("--threads", str(threads))
         elif on_device[device] > 1:

@@ -32,7 +32,7 @@ def main() -> int:
         "--model", default="", help="folder, or owner/name of the hub; default: SmolLM2-135M-Instruct, fetched once"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda; auto: GPUs if there are any (default: auto)")
-    parser.add_argument("--prefill", type=int, default=1, help="prefill workers (default: 1)")
+    parser.add_argument("--prefill", type=int, default=1, help="prefill workers; 0: none (default: 1)")
     parser.add_argument("--decode", type=int, default=1, help="decode workers (default: 1)")
     parser.add_argument("--port", type=int, default=50051, help="the router's, on 127.0.0.1; 0 takes a free one (default: 50051)")
     parser.add_argument("--max-context", type=int, help="caps the context, in tokens")
@@ -55,8 +55,8 @@ def main() -> int:
 
 
 def _commands(arguments: argparse.Namespace, router: Address) -> list[Command]:
-    if arguments.prefill < 1 or arguments.decode < 1:
-        raise ValueError(f"PREFILL and DECODE must be at least 1, got {arguments.prefill} and {arguments.decode}")
+    if arguments.prefill < 0 or arguments.decode < 1:
+        raise ValueError(f"PREFILL must be at least 0 and DECODE at least 1, got {arguments.prefill} and {arguments.decode}")
     gpus = 0 if arguments.device == "cpu" else count_gpus()
     devices = place(arguments.device, gpus=gpus, prefill=arguments.prefill, decode=arguments.decode)
     model = ModelDir.open(resolve(arguments.model), need_weights=arguments.load_format != "dummy")

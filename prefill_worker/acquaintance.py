@@ -25,7 +25,7 @@ class Acquaintance:
         errands: Errands,
         on_gone: Callable[[Pairing], None],
     ) -> None:
-        """on_gone: the decode worker of a pairing has ended (seen with shm only)."""
+        """on_gone: the decode worker of a pairing has ended (seen with shm and cuda_ipc)."""
         self._stub = stub
         self._address = address
         self._terms = terms

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from common.core import Req
 from common.descriptor import Descriptor
 from common.handoff.base import Transport
+from common.handoff.cuda_ipc import PoolExport
 from common.work_key import WorkKey
 
 
@@ -18,8 +19,9 @@ class Destination:
     page_ids: the decode worker's pages of tokens prefix_len, prefix_len + page_size, ... of the input.
     prefix_len: leading tokens the decode worker holds already, whole pages; never sent.
     deadline: time.monotonic() seconds; no chunk starts and no page is copied after it unless extended.
-    pair_id: names the mapping opened with OpenPool; used by shm only.
-    verify: also take each sent page's CRC-32 (shm; with grpc the sender takes it).
+    pair_id: names the mapping opened with OpenPool or OpenCudaPool; not used by grpc.
+    verify: also take each sent page's CRC-32 (with grpc the sender takes it).
+    ticket: names the reservation; with it the engine commits ahead of the event loop's Commit (cuda_ipc only). Empty: don't.
     """
 
     transport: Transport
@@ -28,6 +30,7 @@ class Destination:
     deadline: float
     pair_id: str = ""
     verify: bool = False
+    ticket: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,25 @@ class OpenPool(ForOutlets):
     descriptor: Descriptor
     pool_bytes: int
     page_bytes: int
+
+
+@dataclass(frozen=True)
+class OpenCudaPool(ForOutlets):
+    """Connect socket_name and map a decode worker's GPU memory for Destinations with this pair_id. Reply: None. Raises
+    FailedPrecondition if this engine has no GPU or it can't be mapped."""
+
+    pair_id: str
+    export: PoolExport
+    socket_name: str
+    page_bytes: int
+
+
+@dataclass(frozen=True)
+class AwaitPoolEnd(ForOutlets):
+    """Reply: None, deferred until the decode worker behind an OpenCudaPool closes its connection, which is how its death shows.
+    At once if there is no such pool; never if ClosePool comes first: give the call up then."""
+
+    pair_id: str
 
 
 @dataclass(frozen=True)

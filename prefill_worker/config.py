@@ -18,7 +18,7 @@ class Config(WorkerConfig):
     max_running: int = by_device(cpu=16, cuda=64, help="most requests that hold pages here at once")
     max_requests: int = option(10_000, "most requests here at once, those in line included")
     chunk_tokens: int = by_device(cpu=256, cuda=8192, help="most tokens computed in one step, over all requests")
-    transport: TransportMode = option("auto", "how KV goes to a decode worker; auto: the first of them that works with it")
+    transport: TransportMode = option("auto", "how KV goes to a decode worker; auto: the first of the others that works with it")
     verify_handoff: bool = option(False, "check every page sent with a CRC-32")
     transfer_timeout: timedelta = option(timedelta(seconds=20), "longest stall of a KV transfer, and wait for a commit")
     request_timeout: timedelta = option(timedelta(minutes=10), "longest stay of a request whose client set no deadline")
@@ -26,6 +26,8 @@ class Config(WorkerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("max_requests", "chunk_tokens")
+        if self.transport == "shm" and self.on_cuda:
+            raise ValueError(f"--transport shm is for --device cpu; on {self.device} use cuda_ipc, grpc or auto")
         for name in ("transfer_timeout", "request_timeout"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"--{name.replace('_', '-')} must be more than 0, got {getattr(self, name)}")

@@ -26,6 +26,7 @@ from common.handoff.staging import Staging
 from common.work import PageCounts
 from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Admitted, Check, Compute, Extend, FlushPrefixCache, Forget, ForOutlets
+from prefill_worker.cuda_tools import CudaTools
 from prefill_worker.events import Broken, PrefillDone, PrefillStarted, Stats
 from prefill_worker.holdings import Holdings
 from prefill_worker.job import Job
@@ -47,9 +48,10 @@ class PrefillCore:
         chunk_tokens: int,
         clock: Callable[[], float] = time.monotonic,
         staging: Staging | None = None,
+        cuda: CudaTools | None = None,
     ) -> None:
         """max_running: requests that hold pages at once. chunk_tokens: budget of one step, over all requests. staging: how pages
-        get to where the event loop can read them, if it cannot in the pool."""
+        get to where the event loop can read them, if it cannot in the pool. cuda: for storing into decode workers' GPUs."""
         page_size = runner.compatibility.page_size
         self._runner = runner
         self._emit = emit
@@ -58,13 +60,10 @@ class PrefillCore:
         self._page_size = page_size
         self._pool = PagePool(runner.pool.num_pages, page_size)
         self._holdings = Holdings(
-            self._pool,
-            runner.page_table,
-            total_pages=runner.pool.num_pages,
-            max_context=runner.compatibility.max_context,
+            self._pool, runner.page_table, total_pages=runner.pool.num_pages, max_context=runner.compatibility.max_context
         )
         slots = None if staging is None else Slots(staging, emit)
-        self._outlets = Outlets(page_view=runner.pool.page_view, emit=emit, clock=clock, slots=slots)
+        self._outlets = Outlets(runner.pool, emit=emit, clock=clock, slots=slots, cuda=cuda)
         self._flights = Flights(lookahead=runner.lookahead)
         self._prefilling: Prefilling[Job] = Prefilling(
             runner,
@@ -97,7 +96,7 @@ class PrefillCore:
             case Forget():
                 self._forget(command.key)
             case ForOutlets():
-                self._outlets.handle(command)
+                return self._outlets.handle(command, call_id)
             case FlushPrefixCache():
                 return self._pool.flush()
             case Check():
@@ -107,7 +106,9 @@ class PrefillCore:
         return None
 
     def abandon(self, call_id: int) -> None:
-        """Only Admit is deferred: whoever asked for it has gone, so the request goes too."""
+        """Whoever asked for an Admit has gone, so the request goes too."""
+        if self._outlets.abandon(call_id):
+            return
         key = next((key for key, job in self._jobs.items() if job.call_id == call_id), None)
         if key is not None:
             self._forget(key)
@@ -122,6 +123,7 @@ class PrefillCore:
         self._flights.land_due(launched=self._prefilling.launch(self._computing()))
 
     def tick(self, now: float) -> None:
+        self._outlets.tick()
         for job in self._computing():
             self._check_lease(job, now)
         stats = self._take_stats()
@@ -177,6 +179,7 @@ class PrefillCore:
         if job.in_flight:
             job.is_broken = True  # What lands now is of no use to it.
             self._flights.land_all()
+        self._outlets.settle(job)
         job.move_to(State.DONE)
         self._outlets.forget(job)
         self._holdings.give_back(job)
@@ -194,7 +197,9 @@ class PrefillCore:
         tokens = take_first_tokens(job.req, sampled, self._runner.eos_token_ids, cached_tokens=job.cached_tokens)
         if self._deliver(job):
             job.move_to(State.COMMITTING)
+            # In this order: the event loop knows of the Commit before the decode worker can have acted on it.
             self._emit(PrefillDone(job.key, tokens, job.sent, tuple(job.page_crc32)))
+            self._outlets.commit(job, tokens)
 
     def _deliver(self, job: Job) -> bool:
         """Sends on what is complete and not sent yet; False if the job broke over it."""

@@ -12,6 +12,7 @@ import grpc
 from common.core import Req
 from common.engine.handle import EngineHandle
 from common.errors import FailedPrecondition, Unavailable
+from common.handoff.base import SENDER_WRITES
 from common.handoff.grpc_sender import GrpcSender, Sent
 from common.rpc.channels import error_of, make_channel
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2_grpc
@@ -72,7 +73,7 @@ class DecodePeer:
     def sender(
         self, lease: Lease, *, read_page: Callable[[int], memoryview], on_sent: Callable[[int], None]
     ) -> GrpcSender | None:
-        """What pushes this lease's pages; None if the engine itself copies them (shm) or there are none."""
+        """What pushes this lease's pages; None if the engine itself writes them or there are none."""
         if lease.pairing.transport != "grpc" or not lease.page_ids:
             return None
         return GrpcSender(
@@ -148,13 +149,13 @@ class DecodePeer:
         )
 
     def _end_unanswered(self, pairing: Pairing, error: BaseException, *, waited_out: bool) -> None:
-        """A Reserve that broke off may have been granted without our knowing the ticket. With shm its pages stay withheld until
-        this pairing's mapping is gone, so the pairing is not used any longer."""
+        """A Reserve that broke off may have been granted without our knowing the ticket. Where we write, its pages stay
+        withheld until this pairing's mapping is gone, so the pairing is not used any longer."""
         answered = isinstance(error, grpc.aio.AioRpcError) and error.code() not in NO_ANSWER
         timed_out_there = (
             isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not waited_out
         )
-        if not answered and not timed_out_there and pairing.transport == "shm":
+        if not answered and not timed_out_there and pairing.transport in SENDER_WRITES:
             self._acquaintance.drop(pairing)
 
     async def _freshen(self, lease: Lease) -> None:

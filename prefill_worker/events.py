@@ -37,10 +37,11 @@ class PagesReady(Urgent):
 
 
 @dataclass(frozen=True)
-class PrefillDone:
-    """The whole prompt is computed, and every page is sent (shm) or announced (grpc).
+class PrefillDone(Urgent):
+    """The whole prompt is computed, and every page is sent (shm, cuda_ipc) or announced (grpc). On its way before the engine
+    commits ahead (cuda_ipc).
 
-    tokens: one per completion, in order of uid. page_crc32: of each page copied, if the destination said verify.
+    tokens: one per completion, in order of uid. page_crc32: of each page sent, if the destination said verify.
     """
 
     key: WorkKey

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -174,6 +173,7 @@ class Journey(Stateful):
             deadline=lease.deadline,
             pair_id=lease.pairing.pair_id,
             verify=self._tools.verify,
+            ticket=lease.ticket,
         )
 
     def _start_pushing(self) -> None:
@@ -236,8 +236,12 @@ class Journey(Stateful):
         if self._pushing is not None:
             self._pushing.cancel()
             await asyncio.wait([self._pushing])
-        with suppress(Unavailable):  # An engine that has ended holds nothing.
+        is_drained = True
+        try:
             await self._tools.engine.call(Forget(self.key))
+        except Unavailable:
+            # An engine that has ended holds no pages here; but what a GPU still does for it, only the end of its process tells.
+            is_drained = False
         if self._peer is not None and self._lease is not None:
-            self._peer.leases.give_back(self._lease)
+            self._peer.leases.give_back(self._lease, drained=is_drained)
             self._lease = None

@@ -83,10 +83,10 @@ class Leases:
         self._kept.pop(lease.ticket, None)
         lease.pairing.let_go()
 
-    def give_back(self, lease: Lease) -> None:
-        """The ticket is not needed, and the caller has drained it: nothing of it is being sent. Repeated until answered."""
+    def give_back(self, lease: Lease, *, drained: bool = True) -> None:
+        """The ticket is not needed. drained: nothing of it is being sent any more, or will be. Repeated until answered."""
         self.let_go(lease)
-        task = asyncio.create_task(self._release(lease), name=f"release {lease.ticket}")
+        task = asyncio.create_task(self._release(lease, drained=drained), name=f"release {lease.ticket}")
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
@@ -156,9 +156,9 @@ class Leases:
             return
         lease.on_lost(Unavailable(f"the lease at decode worker {lease.pairing.worker_id} {how}"))
 
-    async def _release(self, lease: Lease) -> None:
-        """Until the decode worker has heard it: a ticket sent to by shm keeps its pages withheld there until then."""
-        request = decode_pb2.ReleaseRequest(ticket=lease.ticket, drained=True)
+    async def _release(self, lease: Lease, *, drained: bool) -> None:
+        """Until the decode worker has heard it: a ticket written to by this worker keeps its pages withheld there until then."""
+        request = decode_pb2.ReleaseRequest(ticket=lease.ticket, drained=drained)
         give_up, pause = self._clock() + RELEASE_PATIENCE_SECONDS, 0.05
         while not lease.pairing.is_gone:
             try:

@@ -1,4 +1,4 @@
-"""Pairing: what was agreed with one decode worker at first contact, and the scope of its shm mapping."""
+"""Pairing: what was agreed with one decode worker at first contact, and the scope of its pool's mapping here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 
@@ -17,10 +17,11 @@ from common.engine.handle import EngineHandle
 from common.errors import FailedPrecondition, PdserveError, Unavailable
 from common.handoff.base import Transport
 from common.handoff.choose import ShmLink, TransportMode, choose
+from common.handoff.cuda_ipc import PoolExport
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
 from common.wire import compatibility_to_pb
 from common.work import Compatibility
-from prefill_worker.commands import ClosePool, OpenPool
+from prefill_worker.commands import AwaitPoolEnd, ClosePool, OpenCudaPool, OpenPool
 from prefill_worker.peer_errors import peer_error
 
 PAIR_SECONDS: Final = 5.0
@@ -34,7 +35,8 @@ class Terms:
     """How this worker hands over.
 
     worker_id, compatibility, page_bytes: its own. transport: what --transport says. verify: checksums in each Commit.
-    transfer_timeout: longest stall of a transfer, and longest wait for Commit to be answered.
+    transfer_timeout: longest stall of a transfer, and longest wait for Commit to be answered. can_copy: its pool is in host
+    memory, so that pages can be copied from it into a mapped one (shm).
     """
 
     worker_id: str
@@ -43,6 +45,40 @@ class Terms:
     transport: TransportMode = "auto"
     verify: bool = False
     transfer_timeout: timedelta = timedelta(seconds=20)
+    can_copy: bool = True
+
+
+class Link(Protocol):
+    """What stands for a mapping. Event loop only."""
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Calls on_gone when the decode worker closes its side, which is how its death shows at once."""
+
+    def close(self) -> None:
+        """After the mapping is closed."""
+
+
+class EngineLink:
+    """The Link of a pool whose connection the engine has (cuda_ipc)."""
+
+    def __init__(self, pair_id: str, engine: EngineHandle) -> None:
+        self._pair_id = pair_id
+        self._engine = engine
+        self._watching: asyncio.Task[None] | None = None
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        self._watching = asyncio.create_task(self._wait(on_gone), name=f"watch pairing {self._pair_id}")
+
+    async def _wait(self, on_gone: Callable[[], None]) -> None:
+        try:
+            await self._engine.call(AwaitPoolEnd(self._pair_id))
+        except Unavailable:  # The engine has ended, and all requests with it.
+            return
+        on_gone()
+
+    def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 class PairingRefused(FailedPrecondition):
@@ -59,11 +95,11 @@ class Pairing:
         pair_id: str,
         worker_id: str,
         transport: Transport,
-        link: ShmLink | None,
+        link: Link | None,
         engine: EngineHandle,
         on_gone: Callable[[Pairing], None],
     ) -> None:
-        """on_gone: called once if the decode worker closes the shm connection, so has ended."""
+        """link: to its mapped pool. on_gone: called once if the decode worker closes its side of it, so has ended."""
         self.pair_id = pair_id
         self.worker_id = worker_id
         self.transport = transport
@@ -104,7 +140,7 @@ class Pairing:
         if self.is_retired and self._holders == 0 and self._closing is None and self._link is not None:
             self._closing = asyncio.create_task(self._close(self._link), name=f"close pairing {self.pair_id}")
 
-    async def _close(self, link: ShmLink) -> None:
+    async def _close(self, link: Link) -> None:
         with suppress(Unavailable):  # An engine that has ended has unmapped everything.
             await self._engine.call(ClosePool(self.pair_id))
         link.close()
@@ -124,9 +160,7 @@ async def open_pairing(
         response = await stub.Pair(request, timeout=PAIR_SECONDS)
         if response.page_bytes != terms.page_bytes:
             raise FailedPrecondition(f"page_bytes differs: {response.page_bytes} there, {terms.page_bytes} here")
-        transport, link = await choose(terms.transport, shm_socket=response.shm_socket, pair_id=response.pair_id)
-        if link is not None:
-            await _map(link, response.pair_id, terms=terms, engine=engine)
+        transport, link = await _open_transport(response, terms=terms, engine=engine)
     except grpc.aio.AioRpcError as error:
         raise _refused(peer_error(error, address=address)) from None
     except PdserveError as error:
@@ -144,6 +178,33 @@ async def open_pairing(
 
 def _refused(error: PdserveError) -> PdserveError:
     return PairingRefused(str(error)) if isinstance(error, FailedPrecondition) else error
+
+
+async def _open_transport(
+    response: decode_pb2.PairResponse, *, terms: Terms, engine: EngineHandle
+) -> tuple[Transport, Link | None]:
+    pair_id, pool = response.pair_id, response.cuda_pool
+
+    async def open_cuda_ipc() -> None:
+        try:
+            export = PoolExport(
+                pool.handle, pool.offset, pool.pool_bytes, pool.device_uuid, nonce=pool.nonce, nonce_offset=pool.nonce_offset
+            )
+        except ValueError as error:
+            raise FailedPrecondition(f"what the decode worker offers is no pool: {error}") from error
+        await engine.call(OpenCudaPool(pair_id, export, pool.socket, terms.page_bytes))
+
+    transport, shm = await choose(
+        terms.transport,
+        shm_socket=response.shm_socket if terms.can_copy else "",
+        pair_id=pair_id,
+        open_cuda_ipc=open_cuda_ipc if response.HasField("cuda_pool") else None,
+    )
+    if transport == "cuda_ipc":
+        return transport, EngineLink(pair_id, engine)
+    if shm is not None:
+        await _map(shm, pair_id, terms=terms, engine=engine)
+    return transport, shm
 
 
 async def _map(link: ShmLink, pair_id: str, *, terms: Terms, engine: EngineHandle) -> None:

@@ -22,6 +22,7 @@ from common.engine.engines import make_engine
 from common.engine.handle import Emit, EngineDescription, EngineHandle
 from common.engine.start import engine_config, load_runner, make_memory, pool_before_start
 from common.errors import Unavailable
+from common.handoff.cuda_driver import is_cuda_fault
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
 from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
@@ -34,6 +35,7 @@ from common.work import WorkerProfile
 from prefill_worker.build import build_runner
 from prefill_worker.config import Config
 from prefill_worker.core import PrefillCore
+from prefill_worker.cuda_tools import cuda_tools_for
 from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.servicer import PrefillServicer
 from prefill_worker.worker import PrefillWorker
@@ -41,6 +43,11 @@ from prefill_worker.worker import PrefillWorker
 SERVICE: Final = "pdserve.v1.PrefillService"
 LAST_WORDS_SECONDS: Final = 1.0
 """For what is still to be sent to routers at the end."""
+
+_OBITUARY: Final = (
+    "the engine has died: its CUDA context is lost, and all its requests start anew on other workers"
+    " (it may have stored into the GPU memory of a decode worker that has just ended)"
+)
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +112,7 @@ class PrefillServer:
         died = self.worker.died
         failure = died.result() if died.done() else None
         if failure is not None:
-            log.critical("the engine has died", exc_info=failure)
+            log.critical(_OBITUARY if is_cuda_fault(failure) else "the engine has died", exc_info=failure)
         await self._servicer.end_sessions(
             Unavailable(f"prefill worker {self.worker.worker_id} has ended"), flush_seconds=LAST_WORDS_SECONDS
         )
@@ -155,7 +162,14 @@ def build_core(config: Config, memory: PoolMemory, emit: Emit) -> PrefillCore:
     """Loads the model, in the thread that will run it. Raises StartError."""
     engine = replace(engine_config(config, pool_pages=pool_before_start(config)[0]), chunk_tokens=config.chunk_tokens)
     runner, staging = load_runner(engine, memory, build=build_runner, progress=log.info)
-    return PrefillCore(runner, emit=emit, max_running=config.max_running, chunk_tokens=config.chunk_tokens, staging=staging)
+    return PrefillCore(
+        runner,
+        emit=emit,
+        max_running=config.max_running,
+        chunk_tokens=config.chunk_tokens,
+        staging=staging,
+        cuda=cuda_tools_for(runner.pool) if config.transport in ("auto", "cuda_ipc") else None,
+    )
 
 
 async def serve(config: Config, stop: Stop) -> int:

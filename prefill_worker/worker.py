@@ -49,8 +49,6 @@ class PrefillWorker:
         self.clock = clock
         self.is_draining = False
         """Set it (drain does) and nothing new is taken."""
-        self.total_pages = 0
-        """Of the KV pool; known once start() has returned: on a GPU the engine sizes it."""
         self._engine = make_engine(self._on_event)
         self._memory = memory
         self._staged = staged
@@ -73,6 +71,7 @@ class PrefillWorker:
             transport=self._transport,
             verify=self._verify,
             transfer_timeout=self._transfer_timeout,
+            can_copy=not self._staged,
         )
         self._peers = Peers(terms=terms, engine=self._engine, clock=self.clock)
         tools = Tools(

@@ -151,7 +151,7 @@ class Attempts:
             self._dispatch.add(member, self)
         submit = self._message(attempt, deadline_ms)
         tokens = len(submit.req.input_ids) // 4
-        pair.prefill.note_sent(requests=1, tokens=tokens, pages=0)
+        pair.prefill.note_sent(requests=0 if pair.is_alone else 1, tokens=tokens, pages=0)
         if pair.decode is not None:
             pair.decode.note_sent(requests=len(members), tokens=0, pages=pages_for(tokens, self._work.page_size))
         self._metrics.attempt_begun()
@@ -174,7 +174,7 @@ class Attempts:
             request_id=work.request_id,
         )
         req.deadline_ms = deadline_ms
-        if attempt.pair.decode is None:
+        if attempt.pair.decode is None or attempt.pair.is_alone:
             return prefill_pb2.Submit(req=req)
         decode = attempt.pair.decode
         return prefill_pb2.Submit(req=req, decode_address=decode.profile.address, decode_worker=decode.id)
@@ -199,7 +199,7 @@ class Attempts:
         """Cancels its current attempt on each worker that has a part in it."""
         if (attempt := completion.attempt) is None:
             return
-        for worker in attempt.pair:
+        for worker in dict.fromkeys(attempt.pair):
             if worker is None or not attempt.is_on(worker, completion.stage):
                 continue
             if (session := self._fleet.session(worker)) is not None:

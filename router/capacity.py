@@ -14,9 +14,11 @@ from router.workers import Worker
 
 
 def pair_pages(workers: Sequence[Worker]) -> int | None:
-    """Pages of the best registered pair's smaller pool; None while a role has no registered worker."""
-    pools = {role: [worker.profile.total_pages for worker in workers if worker.role == role] for role in ("prefill", "decode")}
-    return min(map(max, pools.values())) if all(pools.values()) else None
+    """Pages of the best registered pair's smaller pool, or of the best worker that is a pair alone; None while there is none."""
+    alone = [worker.profile.total_pages for worker in workers if worker.profile.local_prefill]
+    prefills = [worker.profile.total_pages for worker in workers if worker.role == "prefill"]
+    decodes = [worker.profile.total_pages for worker in workers if worker.role == "decode" and not worker.profile.local_prefill]
+    return max([*alone, *([min(max(prefills), max(decodes))] if prefills and decodes else [])], default=None)
 
 
 def output_limit(

@@ -52,6 +52,8 @@ class Dispatch:
                         if completion.stage is not Stage.DECODE:
                             self._decode_was_first(completion, entry[1], token, now)
                         completion.deliver(token, now)
+            case "started":
+                self._started(message.started)
             case "retracted":
                 if (entry := self._find(message.retracted)) is not None:
                     entry[1].retracted(entry[0])
@@ -59,7 +61,8 @@ class Dispatch:
                 self._failed(message.failure, blame=frozenset({worker.id}))
 
     def _decode_was_first(self, completion: Completion, events: WorkEvents, token: work_pb2.Token, now: float) -> None:
-        """Its stream overtook the prefill worker's, whose news are then told from the repeated first token."""
+        """Its stream overtook the prefill worker's, whose news are then told from the repeated first token; or it has made this
+        token itself."""
         if token.HasField("cached_tokens"):
             events.prefill_started(completion, token.cached_tokens, now)
         events.handed_off(completion, now)
@@ -71,14 +74,17 @@ class Dispatch:
                 if (entry := self._find(message.first_token)) is not None:
                     entry[0].deliver(message.first_token, now)
             case "started":
-                if (entry := self._find(message.started)) is not None:
-                    entry[1].prefill_started(entry[0], message.started.cached_tokens, now)
+                self._started(message.started)
             case "handed_off":
                 if (entry := self._find(message.handed_off)) is not None:
                     entry[1].handed_off(entry[0], now)
             case "failure":
                 # It may have been the decode worker that failed it, so both are suspects.
                 self._failed(message.failure, blame=frozenset())
+
+    def _started(self, started: prefill_pb2.PrefillStarted) -> None:
+        if (entry := self._find(started)) is not None:
+            entry[1].prefill_started(entry[0], started.cached_tokens, time.monotonic())
 
     def session_ended(self, worker: Worker, error: PdserveError) -> None:
         for completion, events in list(self._live.values()):

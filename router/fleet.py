@@ -83,8 +83,11 @@ class Fleet:
         return self._why_none(ANY)
 
     def _why_none(self, ask: Ask) -> str:
+        live = self.registry.live
+        if any(worker.profile.local_prefill for worker in live) and not any(worker.role == "prefill" for worker in live):
+            return self.registry.why_none("decode")
         for role in ("prefill", "decode"):
-            if not any(worker.role == role and worker.is_placeable for worker in self.registry.live):
+            if not any(worker.role == role and worker.is_placeable for worker in live):
                 return self.registry.why_none(role)
         return f"no worker that takes work has a pool of {ask.pages} pages"
 

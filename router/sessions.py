@@ -54,8 +54,12 @@ class Session:
         self._receive: Any = receiver.prefill_message if is_prefill else receiver.decode_message
 
     def submit(self, submit: prefill_pb2.Submit) -> None:
-        """To a prefill worker. Dropped if the session has just ended: then session_ended tells about the attempt too."""
-        self._send(prefill_pb2.PrefillSessionRequest(submit=submit))
+        """To a prefill worker, or a decode worker with local_prefill. Dropped if the session has just ended: then session_ended
+        tells about the attempt too."""
+        if self.worker.role == "prefill":
+            self._send(prefill_pb2.PrefillSessionRequest(submit=submit))
+        else:
+            self._send(decode_pb2.DecodeSessionRequest(prefill=decode_pb2.Prefill(req=submit.req)))
 
     def cancel(self, uid: int, attempt: int) -> None:
         """Dropped without a session: the worker cancels everything of it when it ends."""

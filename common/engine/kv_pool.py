@@ -9,8 +9,16 @@ block too (what attention reads):
 from __future__ import annotations
 
 import mmap
+from typing import Protocol
 
 import torch
+
+from common.handoff.cuda_ipc import NONCE_BYTES
+
+
+class ReadPage(Protocol):
+    def __call__(self, page: int, *, tokens: int) -> bytes:
+        """A copy, in host memory, of what a page of a pool holds for its first `tokens` tokens, all layers."""
 
 
 class KVPool:
@@ -48,7 +56,10 @@ class KVPool:
         elif storage is not None:
             raise ValueError(f"storage must be None on device {device}")
         else:
-            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+            # One allocation with room behind the pool for the nonce by which another process knows that it mapped the right one.
+            size = (num_pages + spare_pages) * self.page_bytes
+            raw = torch.zeros(size + NONCE_BYTES, dtype=torch.uint8, device=device)
+            self.tensor = raw[:size].view(dtype).view(shape)
         self._token_rows = self.tensor.view(-1, num_kv_heads * head_dim)
         """[every page's, layer's, K's and V's tokens, num_kv_heads * head_dim]"""
         self.blocks = self.tensor.view(-1, page_size * num_kv_heads * head_dim)
@@ -57,12 +68,22 @@ class KVPool:
         self._block_of_layer = kv_blocks
         self._row_of_layer = kv_blocks * page_size
 
+    @property
+    def nonce_address(self) -> int:
+        """Where the NONCE_BYTES behind the pool and its spare pages are. On a GPU only."""
+        assert self._bytes is None, "a pool in host memory has no nonce"
+        return self.tensor.data_ptr() + self.tensor.nbytes
+
     def page_view(self, page: int) -> memoryview:
         """The writable bytes of one page, all layers. CPU only; raises IndexError for an unknown page."""
         assert self._bytes is not None, "a page's bytes can be viewed on the CPU only"
         if not 0 <= page < self.num_pages:
             raise IndexError(f"page must be in [0, {self.num_pages}), got {page}")
         return self._bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
+
+    def read_page(self, page: int, *, tokens: int) -> bytes:
+        """See ReadPage. On any device; waits for it and for all that is queued there."""
+        return self.tensor[page, :, :, :tokens].contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
     def k(self, layer: int) -> torch.Tensor:
         """[num_pages, page_size, num_kv_heads, head_dim], a view."""

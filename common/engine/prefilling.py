@@ -27,16 +27,19 @@ class Prefilling(Generic[P]):
         chunk_tokens: int,
         on_start: Callable[[P], None],
         on_landed: Callable[[P, list[Sampled]], None],
+        on_dropped: Callable[[P], None] = lambda prompt: None,
         stores: Callable[[Sequence[P]], Mapping[Req, PeerStore]] = lambda prompts: {},
     ) -> None:
         """chunk_tokens: budget of one step, over all prompts. on_start: the prompt's first chunk is about to be launched.
         on_landed: one of its chunks has landed, and it is not broken; with what was sampled, if that was its last.
+        on_dropped: it is broken, and nothing of it is in the air any more.
         stores: what of these prompts' KV the step is to store in a peer's pool too."""
         self._runner = runner
         self._flights = flights
         self._chunk_tokens = chunk_tokens
         self._on_start = on_start
         self._on_landed = on_landed
+        self._on_dropped = on_dropped
         self._stores = stores
         self.computed_tokens = 0
         """Launched since the start."""
@@ -75,3 +78,5 @@ class Prefilling(Generic[P]):
             prompt.computed_len = end
             if not prompt.is_broken:
                 self._on_landed(prompt, sampled)
+            elif prompt.in_flight == 0:
+                self._on_dropped(prompt)

@@ -1,4 +1,5 @@
-"""What the sender and the receiver of KV pages agree on: names, which tokens a page holds, and how shm introduces itself.
+"""What the sender and the receiver of KV pages agree on: names, which tokens a page holds, and how shm and cuda_ipc introduce
+themselves.
 
 A ticket (one granted Reserve) covers the part of the input that the decode worker lacks. Its pages, in order, on the token axis:
 
@@ -29,6 +30,24 @@ Nothing else is ever sent. The sender keeps the socket open exactly as long as t
 killed process before it closes its files, tells the truth by EOF. The connection comes before the first Reserve with shm: without
 one Reserve is refused.
 
+cuda_ipc: the receiver's pool lies in GPU memory that PairResponse.cuda_pool exports; page p is bytes [p * page_bytes, ...) of it.
+The sender's kernels store each token's K and V there while they compute it; a page's bytes beyond its last token stay as they
+were. Once per pairing, in the process whose GPU context will map it:
+
+    sender's engine                           receiver (abstract unix socket CudaPool.socket, SOCK_STREAM)
+    connect                             --->  same user? holds a pidfd of the process that connected
+    pair_id in ASCII, then one newline  --->  pair_id known and not connected yet? else: close
+                                        <---  8 bytes little-endian, the pool's size
+    open the handle on its own GPU, compare the nonce read through the mapping
+    kernels store into pages of granted tickets
+    frame: a CommitRequest              --->  taken as if it came by DecodeService.Commit, and not answered; any number of them
+    wait for its kernels, unmap
+    frame of length 0, close            --->  no late write of this pairing is possible any more
+
+A frame is its length, 4 bytes little-endian, and so many bytes (common/handoff/frames.py). EOF without the empty frame proves
+nothing here: files of a killed process may be closed while its GPU context is still being torn down. Then the proof is that the
+process has exited, which its pidfd tells. The receiver hangs up on who breaks the framing and waits for that exit.
+
 What a refused Reserve means: FAILED_PRECONDITION, pair again (unknown pair_id, or no shm connection of it is open);
 UNAVAILABLE, this worker can't take it now (no session with that router, draining, loading); ABORTED, the work key was
 cancelled; ALREADY_EXISTS, it has a ticket; OUT_OF_RANGE or INVALID_ARGUMENT, it never will be taken. A refused Commit:
@@ -45,9 +64,11 @@ import zlib
 from array import array
 from typing import Final, Literal, get_args
 
-Transport = Literal["shm", "grpc"]
+Transport = Literal["cuda_ipc", "shm", "grpc"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 """Best first."""
+SENDER_WRITES: Final[frozenset[Transport]] = frozenset({"cuda_ipc", "shm"})
+"""Those with which the sender itself writes into the receiver's pool, through a mapping that lasts as long as the pairing."""
 
 FRAME_BYTES: Final = 1 << 20
 """What a sender puts into one KvFrame."""
@@ -55,7 +76,7 @@ MAX_FRAME_BYTES: Final = 4 << 20
 """What a receiver takes in one KvFrame."""
 MAX_PAIR_ID_BYTES: Final = 128
 HANDSHAKE_SECONDS: Final = 5.0
-"""How long either side waits for the other's part of the shm handshake."""
+"""How long either side waits for the other's part of the handshake on the unix socket."""
 
 _SIZE = struct.Struct("<Q")
 
@@ -89,14 +110,14 @@ def page_checksum(page: memoryview | bytes) -> int:
 
 
 def hello_line(pair_id: str) -> bytes:
-    """The sender's only message on the shm socket."""
+    """The sender's first message on the unix socket."""
     return pair_id.encode("ascii") + b"\n"
 
 
 def parse_hello(data: bytes) -> str | None:
     """The pair id of a complete hello line, None while the newline is missing; ValueError on what can't become one."""
     if len(data) > MAX_PAIR_ID_BYTES + 1 or (b"\n" in data and not data.endswith(b"\n")):
-        raise ValueError(f"shm hello must be at most {MAX_PAIR_ID_BYTES} bytes and one newline, got {len(data)} bytes")
+        raise ValueError(f"a hello must be at most {MAX_PAIR_ID_BYTES} bytes and one newline, got {len(data)} bytes")
     return data[:-1].decode("ascii") if data.endswith(b"\n") else None
 
 
@@ -104,6 +125,21 @@ def send_pool(connection: socket.socket, *, pool_fd: int, pool_bytes: int) -> No
     """The receiver's only message: the pool's size with its descriptor. The descriptor stays open here."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [pool_fd]))
     connection.sendmsg([_SIZE.pack(pool_bytes)], [rights])
+
+
+def send_size(connection: socket.socket, pool_bytes: int) -> None:
+    """The receiver's only message with cuda_ipc."""
+    connection.sendall(_SIZE.pack(pool_bytes))
+
+
+def receive_size(connection: socket.socket) -> int:
+    """Waits for send_size on a blocking socket. Raises ConnectionRefusedError if the receiver hung up instead, TimeoutError by
+    the socket's own time-out."""
+    data = connection.recv(_SIZE.size, socket.MSG_WAITALL)
+    if len(data) != _SIZE.size:
+        raise ConnectionRefusedError("the decode worker hung up on this pairing")
+    size: int = _SIZE.unpack(data)[0]
+    return size
 
 
 def receive_pool(connection: socket.socket) -> tuple[int, int]:

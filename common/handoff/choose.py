@@ -1,6 +1,7 @@
 """Which transport a pair of workers uses, decided once per pairing by the sender.
 
 shm needs one host and one user: the proof is that the decode worker's abstract socket can be connected and hands over its pool.
+cuda_ipc needs the same and a GPU here that reaches the decode worker's: the proof is a nonce read through the mapping.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ import asyncio
 import logging
 import os
 import socket
-import struct
-from collections.abc import Callable
-from typing import Final, Literal
+from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from common.errors import FailedPrecondition
-from common.handoff.base import HANDSHAKE_SECONDS, Transport, hello_line, receive_pool
+from common.handoff.base import Transport, receive_pool
+from common.handoff.dial import dial
 
 TransportMode = Literal["auto", "cuda_ipc", "shm", "grpc"]
-_PEERCRED: Final = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
+OpenCudaIpc = Callable[[], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -68,13 +68,17 @@ class ShmLink:
         self._connection.close()
 
 
-async def choose(mode: TransportMode, *, shm_socket: str, pair_id: str) -> tuple[Transport, ShmLink | None]:
+async def choose(
+    mode: TransportMode, *, shm_socket: str, pair_id: str, open_cuda_ipc: OpenCudaIpc | None = None
+) -> tuple[Transport, ShmLink | None]:
     """The pair's transport, with an open link if it is shm.
 
-    shm_socket: what PairResponse offers; empty if nothing. Raises FailedPrecondition if mode insists on one in vain.
+    shm_socket: what PairResponse offers; empty if nothing. open_cuda_ipc: maps the pool that it offers in GPU memory, raises
+    FailedPrecondition if it can't; None if nothing is offered. Raises FailedPrecondition if mode insists on one in vain, and
+    Unavailable if open_cuda_ipc does.
     """
-    if mode == "cuda_ipc":
-        raise FailedPrecondition("--transport cuda_ipc is impossible with this decode worker: it does not offer it")
+    if mode in ("auto", "cuda_ipc") and await _opens(mode, open_cuda_ipc):
+        return "cuda_ipc", None
     if mode == "grpc":
         return "grpc", None
     try:
@@ -86,25 +90,27 @@ async def choose(mode: TransportMode, *, shm_socket: str, pair_id: str) -> tuple
         return "grpc", None
 
 
+async def _opens(mode: TransportMode, open_cuda_ipc: OpenCudaIpc | None) -> bool:
+    """Whether cuda_ipc works; raises instead of False if mode insists on it."""
+    try:
+        if open_cuda_ipc is None:
+            raise FailedPrecondition("the decode worker does not offer it")
+        await open_cuda_ipc()
+        return True
+    except FailedPrecondition as error:
+        if mode == "cuda_ipc":
+            raise FailedPrecondition(f"--transport cuda_ipc is impossible with this decode worker: {error}") from error
+        if open_cuda_ipc is not None:  # Between workers on CPUs it is no news.
+            _log.info("no cuda_ipc with this decode worker, trying the next transport: %s", error)
+        return False
+
+
 def _connect(shm_socket: str, pair_id: str) -> ShmLink:
     """The sender's side of the handshake in common/handoff/base.py; blocks at most HANDSHAKE_SECONDS a step."""
-    if not shm_socket:
-        raise ConnectionRefusedError("the decode worker does not offer it")
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connection = dial(shm_socket, pair_id)
     try:
-        connection.settimeout(HANDSHAKE_SECONDS)
-        connection.connect(b"\0" + shm_socket.encode("ascii"))
-        _check_same_user(connection)
-        connection.sendall(hello_line(pair_id))
         descriptor, pool_bytes = receive_pool(connection)
     except BaseException:
         connection.close()
         raise
     return ShmLink(connection, descriptor=descriptor, pool_bytes=pool_bytes)
-
-
-def _check_same_user(connection: socket.socket) -> None:
-    # An abstract name can be taken by anybody on the host: prompts' KV must not be written into a stranger's memory.
-    _, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
-    if uid != os.getuid():
-        raise PermissionError(f"the decode worker runs as user {uid}, this one as {os.getuid()}")

@@ -36,6 +36,7 @@ class Staging:
         self.num_slots = memory.num_pages
         self._slots = torch.frombuffer(memory.view, dtype=torch.uint8).view(memory.num_pages, memory.page_bytes)
         self._pages = pool.tensor.flatten(1).view(torch.uint8)
+        self._tokens_of_page = (2 * pool.tensor.shape[1], pool.page_size, -1)
         self._stream: torch.cuda.Stream | None = None
         if self._pages.is_cuda:
             _pin(self._slots)
@@ -47,11 +48,11 @@ class Staging:
     def from_slot(self, slot: int, page: int) -> None:
         self._copy(self._pages[page], self._slots[slot])
 
-    def read(self, page: int) -> memoryview:
-        """A copy of a page's bytes."""
+    def read_page(self, page: int, *, tokens: int) -> bytes:
+        """See ReadPage."""
         copy = torch.empty(self._pages.shape[1], dtype=torch.uint8)
         self._copy(copy, self._pages[page])
-        return memoryview(copy.numpy().data)
+        return copy.view(self._tokens_of_page)[:, :tokens].numpy().tobytes()
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if self._stream is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from common.work import FinishReason, TokenOut
 from common.work_key import WorkKey
 from decode_worker import commands, events
 from decode_worker.core import DecodeCore
+from decode_worker.local_prefill import PromptLimits
 from tests.helpers.fake_runner import FakeRunner, next_token
 
 EPOCH = 7
@@ -83,6 +85,7 @@ class Harness:
     max_running: int = 8
     max_context: int = 128
     lookahead: int | None = None
+    local_prefill: PromptLimits | None = None
     runner: FakeRunner = field(init=False)
     core: DecodeCore = field(init=False)
 
@@ -105,6 +108,7 @@ class Harness:
             max_running=self.max_running,
             lease=LEASE,
             emit=self.events.append,
+            local_prefill=self.local_prefill,
             clock=lambda: self.now,
             new_ticket=self._new_name,
         )
@@ -123,6 +127,11 @@ class Harness:
         self.core.handle(commands.Reserve(req, pair_id, transport, verify), self._calls)
         return self._calls
 
+    def prefill(self, req: Req, *, deadline: float = math.inf) -> WorkKey:
+        """What a router says to a worker that computes prompts itself."""
+        self.do(commands.Prefill(req, deadline))
+        return req.key
+
     def reply(self, call_id: int) -> Reply | None:
         return next((event for event in self.events if isinstance(event, Reply) and event.call_id == call_id), None)
 
@@ -138,9 +147,15 @@ class Harness:
     ) -> None:
         """The prefill worker's part after a grant: all pages filled, first tokens sampled."""
         fill(self.runner.pool, req, granted.page_ids, granted.prefix_len)
-        views = [self.runner.pool.page_view(page) for page in granted.page_ids]
-        crcs = tuple(page_checksum(view) for view in views) if verify else ()
+        crcs = tuple(self._checksums(req, granted)) if verify else ()
         self.do(commands.Commit(granted.ticket, first_tokens(req, finish=finish), len(granted.page_ids), crcs))
+
+    def _checksums(self, req: Req, granted: commands.Granted) -> Iterator[int]:
+        pool, ticket = self.runner.pool, self.core._tickets._reservations.receiving(granted.ticket)
+        only_tokens = ticket is not None and ticket.transport == "cuda_ipc"
+        for index, page in enumerate(granted.page_ids):
+            tokens = tokens_of(index, input_len=len(req.input_ids), prefix_len=granted.prefix_len, page_size=pool.page_size)
+            yield page_checksum(pool.read_page(page, tokens=len(tokens) if only_tokens else pool.page_size))
 
     def admit(self, req: Req, **reserve: Any) -> None:
         """Reserve to Commit of a request that is granted at once."""

@@ -16,6 +16,7 @@ from common.core import Batch, Req
 from common.engine.handle import Emit
 from common.engine.thread import ThreadEngine
 from common.handoff.base import page_checksum, tokens_of
+from common.handoff.cuda_ipc import PoolExport
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.staging import Staging
 from common.rpc.channels import make_channel
@@ -27,6 +28,7 @@ from decode_worker.server import add_services
 from decode_worker.worker import DecodeWorker
 from tests.helpers.decode_core import EPOCH, first_tokens
 from tests.helpers.eventually import eventually
+from tests.helpers.fake_cuda import FakeCuda, cuda_pool
 from tests.helpers.fake_runner import FakeRunner
 
 CALL_SECONDS = 10.0
@@ -115,13 +117,7 @@ class Peers:
         return response
 
     async def commit(self, req: Req, granted: decode_pb2.ReserveResponse, *, crcs: Sequence[int] = ()) -> None:
-        request = decode_pb2.CommitRequest(
-            ticket=granted.ticket,
-            first_tokens=map(token_to_pb, first_tokens(req)),
-            pages_sent=len(granted.page_ids),
-            page_crc32=crcs,
-        )
-        await self.decode.Commit(request, timeout=CALL_SECONDS)
+        await self.decode.Commit(commit_request(req, granted, crcs=crcs), timeout=CALL_SECONDS)
 
     async def release(self, ticket: str, *, drained: bool = True) -> None:
         await self.decode.Release(decode_pb2.ReleaseRequest(ticket=ticket, drained=drained), timeout=CALL_SECONDS)
@@ -156,6 +152,15 @@ def memory_of(worker: DecodeWorker) -> PoolMemory:
     return worker.memory
 
 
+def commit_request(req: Req, granted: decode_pb2.ReserveResponse, *, crcs: Sequence[int] = ()) -> decode_pb2.CommitRequest:
+    return decode_pb2.CommitRequest(
+        ticket=granted.ticket,
+        first_tokens=map(token_to_pb, first_tokens(req)),
+        pages_sent=len(granted.page_ids),
+        page_crc32=crcs,
+    )
+
+
 def fake_worker(
     *,
     pages: int = 32,
@@ -165,22 +170,36 @@ def fake_worker(
     before_run: Callable[[Batch], None] = lambda batch: None,
     offer_shm: bool = True,
     slots: int = 0,
+    cuda: FakeCuda | None = None,
+    export: PoolExport | None = None,
 ) -> tuple[DecodeWorker, FakeRunner]:
-    """Not started; lives in the running event loop. slots: so many in front of a pool that the event loop cannot address."""
+    """Not started; lives in the running event loop. slots: so many in front of a pool that the event loop cannot address. cuda:
+    the GPU that its pool is on, and then shm is not offered. export: offered instead of the pool that it has, for tests that
+    store and do not decode."""
     memory = PoolMemory(slots or pages, 2 * 4 * page_size)
+    if cuda is not None:
+        memory, export = cuda_pool(cuda, num_pages=pages, page_bytes=2 * 4 * page_size)
     storage = None if slots else memory.view
     runner = FakeRunner(num_pages=pages, page_size=page_size, rows=max_running, storage=storage, before_run=before_run)
     staging = Staging(memory, runner.pool) if slots else None
 
     def build(emit: Emit) -> DecodeCore:
-        return DecodeCore(runner, pool_pages=pages, max_running=max_running, lease=lease, emit=emit, staging=staging)
+        return DecodeCore(
+            runner,
+            pool_pages=pages,
+            max_running=max_running,
+            lease=lease,
+            emit=emit,
+            staging=staging,
+            cuda_pool=export,
+        )
 
     def make_engine(on_event: Callable[[Any], None]) -> ThreadEngine:
         return ThreadEngine(build, on_event=on_event)
 
-    return DecodeWorker(
-        "decode-test", make_engine=make_engine, memory=memory, offer_shm=offer_shm and not slots, staged=slots > 0
-    ), runner
+    offer_shm = offer_shm and not slots and cuda is None
+    worker = DecodeWorker("decode-test", make_engine=make_engine, memory=memory, offer_shm=offer_shm, staged=slots > 0)
+    return worker, runner
 
 
 @asynccontextmanager

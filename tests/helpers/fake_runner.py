@@ -18,7 +18,7 @@ from common.core import Batch, Req
 from common.engine.kv_pool import KVPool
 from common.engine.page_table import PageTable
 from common.engine.peer_store import PeerStore
-from common.engine.runner import Sampled
+from common.engine.runner import Pending, Sampled
 from common.work import Compatibility
 
 VOCAB = 251
@@ -115,7 +115,7 @@ class FakeRunner:
     def run(self, batch: Batch) -> list[list[Sampled]]:
         return self.launch(batch).result()
 
-    def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> _Flight:
+    def launch(self, batch: Batch, stores: Mapping[Req, PeerStore] | None = None) -> Pending:
         assert not stores
         assert self._in_air <= self.lookahead, f"{self._in_air} steps are in the air already"
         self._before_run(batch)

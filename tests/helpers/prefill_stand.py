@@ -20,6 +20,7 @@ from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.order import Order
 from prefill_worker.worker import PrefillWorker
 from tests.helpers.eventually import eventually
+from tests.helpers.fake_cuda import FakeCuda, StoringRunner, cuda_tools
 from tests.helpers.fake_decode import FakeDecode, is_closed
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.prefill_core import make_req
@@ -72,20 +73,27 @@ class PrefillStand:
         max_running: int = 4,
         max_requests: int = 100,
         slots: int = 0,
+        cuda: FakeCuda | None = None,
         **runner: Any,
     ) -> None:
         self.decode = decode
         self.report = Recorder()
         settings: dict[str, Any] = {"page_size": decode.page_size, "rows": max_running} | runner
         memory = PoolMemory(slots or settings.get("num_pages", 32), 2 * 4 * settings["page_size"])
-        self.runner = FakeRunner(storage=None if slots else memory.view, **settings)
+        kind = FakeRunner if cuda is None else StoringRunner
+        self.runner = kind(storage=None if slots else memory.view, **settings)
+        self.copied: list[int] = []
+        """Pages of decode workers that were copied in bulk (cuda_ipc)."""
         staging = Staging(memory, self.runner.pool) if slots else None
+        tools = None if cuda is None else cuda_tools(cuda, self.runner.pool, self.copied)
         self.core: PrefillCore
         self.registry = CollectorRegistry()
         self._next_uid = 1
 
         def build(emit: Any) -> PrefillCore:
-            self.core = PrefillCore(self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens, staging=staging)
+            self.core = PrefillCore(
+                self.runner, emit=emit, max_running=max_running, chunk_tokens=chunk_tokens, staging=staging, cuda=tools
+            )
             return self.core
 
         def make_engine(on_event: Any) -> ThreadEngine:

@@ -49,7 +49,7 @@ def test_what_is_given_wins_over_the_device() -> None:
 
 
 def test_the_line_at_start_shows_what_holds() -> None:
-    assert "device=cuda:0 dtype=bfloat16 page_size=64" in describe(prefill(device="cuda"))
+    assert "device=cuda:0 engine=process dtype=bfloat16 page_size=64" in describe(prefill(device="cuda"))
     assert "graph_sizes=1,2,4,8 " in describe(decode(device="cuda", max_running=8))
     assert "graph_sizes=none " in describe(decode())
 

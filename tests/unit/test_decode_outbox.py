@@ -70,21 +70,21 @@ class Stream:
 
     def __init__(self) -> None:
         self.cancels: asyncio.Queue[WorkKey | None] = asyncio.Queue()
-        self.cancelled: list[WorkKey] = []
+        self.ordered: list[Any] = []
         self.told: list[Message] = []
         self.reads = asyncio.Event()
         self.reads.set()
 
-    async def incoming(self) -> AsyncIterator[WorkKey]:
+    async def incoming(self) -> AsyncIterator[commands.Cancel]:
         while (key := await self.cancels.get()) is not None:
-            yield key
+            yield commands.Cancel(key)
 
     async def write(self, message: Message) -> None:
         await self.reads.wait()
         self.told.append(message)
 
     async def run(self, session: Session) -> None:
-        await session.run(self.incoming(), on_cancel=self.cancelled.append, write=self.write)
+        await session.run(self.incoming(), on_order=self.ordered.append, write=self.write)
 
 
 async def test_a_session_passes_events_out_and_cancels_in_until_the_router_closes_it() -> None:
@@ -101,7 +101,7 @@ async def test_a_session_passes_events_out_and_cancels_in_until_the_router_close
         stream.cancels.put_nowait(None)
         await running
     assert stream.told == [list(tokens(0)), events.Failed(WorkFailure(KEY, 14, "gone", True))]
-    assert stream.cancelled == [KEY]
+    assert stream.ordered == [commands.Cancel(KEY)]
     assert posted == [commands.SessionOpened(7), commands.SessionClosed(7)]
     assert len(sessions) == 0
 

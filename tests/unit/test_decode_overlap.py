@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from common.core import Req, SamplingParams
@@ -14,7 +16,7 @@ from tests.helpers.fake_runner import continuation
 PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
 
 
-def ahead(**shape: int) -> Harness:
+def ahead(**shape: Any) -> Harness:
     return Harness(lookahead=1, **shape)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from common.engine.handle import Reply
 from common.errors import Aborted, FailedPrecondition
+from common.handoff.base import Transport
 from common.work import FinishReason, PageCounts
 from common.work_key import WorkKey
 from decode_worker import commands, events
@@ -92,14 +93,17 @@ def test_abandoning_after_commit_changes_nothing() -> None:
     assert len(harness.tokens(req.key)) == 4
 
 
+@pytest.mark.parametrize("transport", ["cuda_ipc", "shm"])
 @pytest.mark.parametrize("how", ["cancel", "lease", "session", "release"])
-def test_hnd_09_shm_pages_of_an_ended_ticket_are_nobodys_until_the_sender_has_drained(how: str) -> None:
+def test_hnd_09_pages_of_an_ended_ticket_are_nobodys_until_the_sender_that_writes_has_drained(
+    how: str, transport: Transport
+) -> None:
     harness = Harness(pages=4)
     req = make_req(PROMPT)
-    granted = harness.granted(harness.reserve(req))
+    granted = harness.granted(harness.reserve(req, transport=transport))
     end_ticket(harness, granted, how, req.key)
     assert harness.counts() == PageCounts(free=1, held=0, cached=0, quarantined=3, total=4)
-    harness.do(commands.Drained(granted.ticket))  # The event loop does not write to shm pages: its word counts for nothing.
+    harness.do(commands.Drained(granted.ticket))  # The event loop does not write to them: its word counts for nothing.
     harness.do(commands.Release(granted.ticket, drained=False))
     assert harness.counts().quarantined == 3
     harness.do(commands.Release(granted.ticket, drained=True))
@@ -316,3 +320,18 @@ def serve_all(harness: Harness, prompts: dict[int, list[int]], *, output_len: in
                 attempts[event.key.uid] += 1
                 ask(event.key.uid)
     return streamed
+
+
+def test_a_cuda_ipc_sender_that_is_gone_ends_its_tickets_and_a_checksum_covers_the_tokens_alone() -> None:
+    harness = Harness()
+    req = make_req(PROMPT)
+    gone = harness.granted(harness.reserve(make_req([1, 2, 3], uid=9), transport="cuda_ipc", pair_id="other"))
+    granted = harness.granted(harness.reserve(req, transport="cuda_ipc", verify=True))
+    harness.do(commands.SenderGone("other"))
+    assert harness.do(commands.Renew((gone.ticket, granted.ticket))) == [gone.ticket]
+    harness.runner.pool.page_view(granted.page_ids[-1])[:] = b"?" * harness.runner.pool.page_bytes  # What was there before.
+    harness.commit(req, granted, verify=True)
+    assert harness.do(commands.Renew((granted.ticket,))) == [], "a Renew that a commit has overtaken loses nothing"
+    harness.run()
+    assert len(harness.tokens(req.key)) == 4
+    harness.assert_idle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from common.core import Req, SamplingParams
 from common.engine.handle import Reply
 from common.errors import PdserveError
-from common.handoff.base import TRANSPORTS
+from common.handoff.base import SENDER_WRITES, TRANSPORTS
 from common.work_key import WorkKey
 from decode_worker import commands, events
+from decode_worker.local_prefill import PromptLimits
 from tests.helpers.decode_core import EPOCH, LEASE, Harness, make_req
 from tests.helpers.fake_runner import continuation
 
@@ -31,8 +33,14 @@ class DecodeMachine(RuleBasedStateMachine):
     @initialize(pages=st.integers(6, 24), page_size=st.sampled_from([1, 2, 4]), max_running=st.integers(1, 4))
     def start(self, pages: int, page_size: int, max_running: int) -> None:
         self.harness = Harness(
-            pages=pages, page_size=page_size, max_running=max_running, max_context=64, lookahead=self.lookahead
+            pages=pages,
+            page_size=page_size,
+            max_running=max_running,
+            max_context=64,
+            lookahead=self.lookahead,
+            local_prefill=PromptLimits(5),
         )
+        self.local: set[int] = set()
         self.harness.do(commands.SessionOpened(EPOCHS[1]))
         self.open = set(EPOCHS)
         self.gone: set[str] = set()
@@ -42,6 +50,7 @@ class DecodeMachine(RuleBasedStateMachine):
         self.silent: set[WorkKey] = set()
         self.streamed: dict[WorkKey, list[int]] = {}
         self.seen = 0
+        self.committed: set[str] = set()
 
     @rule(
         target=calls,
@@ -71,7 +80,7 @@ class DecodeMachine(RuleBasedStateMachine):
         sampling = SamplingParams(max_tokens=output_len, seed=1, stop_token_ids=stops)
         req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, priority=priority, sampling=sampling)
         self.next_uid += n
-        if pair in self.gone and transport == "shm":
+        if pair in self.gone and transport in SENDER_WRITES:
             return -1  # The event loop refuses it (decode_worker/pairs.py).
         try:
             call_id = self.harness.reserve(req, transport=transport, pair_id=pair, verify=verify)
@@ -79,6 +88,26 @@ class DecodeMachine(RuleBasedStateMachine):
             return -1
         self.reqs[call_id] = req
         return call_id
+
+    @rule(
+        target=calls,
+        prompt=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+        output_len=st.integers(1, 8),
+        n=st.integers(1, 3),
+        epoch=st.sampled_from(EPOCHS),
+        stop_after=st.integers(1, 8),
+        seconds=st.sampled_from([1.0, math.inf]),
+    )
+    def prefill(self, prompt: list[int], output_len: int, n: int, epoch: int, stop_after: int, seconds: float) -> int:
+        """A prompt for this worker to compute; known by a number that no call has."""
+        sampling = SamplingParams(max_tokens=output_len, seed=1, stop_token_ids=tuple(continuation(prompt, stop_after)[-1:]))
+        req = make_req(prompt, uid=self.next_uid, output_len=output_len, n=n, epoch=epoch, sampling=sampling)
+        number = -2 - self.next_uid
+        self.reqs[number] = req
+        self.local |= set(range(self.next_uid, self.next_uid + n))
+        self.next_uid += n
+        self.harness.prefill(req, deadline=self.harness.now + seconds)
+        return number
 
     @rule(call_id=calls)
     def abandon(self, call_id: int) -> None:
@@ -93,11 +122,12 @@ class DecodeMachine(RuleBasedStateMachine):
         req = self.reqs[call_id]
         lost = self.harness.do(commands.Renew((granted.ticket,)))
         try:
-            if lost:
-                # Too late: nothing may be written any more, and nothing may be run.
+            if lost or granted.ticket in self.committed:
+                # Too late, or a second time: nothing may be written any more, and nothing may be run.
                 self.harness.do(commands.Commit(granted.ticket, (), len(granted.page_ids)))
             else:
                 self.harness.commit(req, granted, verify=verify)
+                self.committed.add(granted.ticket)
         except PdserveError:
             return
 
@@ -162,7 +192,8 @@ class DecodeMachine(RuleBasedStateMachine):
             self.silent.add(token.key)
             (req,) = [req for req in self.reqs.values() if req.uid <= token.key.uid < req.uid + req.n]
             whole = continuation(req.input_ids.tolist(), req.output_len, token.key.uid - req.uid)
-            stops = [i for i, token_id in enumerate(whole) if i and token_id in req.sampling_params.stop_token_ids]
+            first = 0 if token.key.uid in self.local else 1  # A sender sees to what ends with the first.
+            stops = [i for i, token_id in enumerate(whole) if i >= first and token_id in req.sampling_params.stop_token_ids]
             assert tokens == whole[: stops[0] + 1 if stops else None]
 
     def teardown(self) -> None:
@@ -199,6 +230,8 @@ def _keys_of(event: Any) -> list[WorkKey]:
             return [key]
         case events.Failed(failure=failure):
             return [failure.key]
+        case events.PrefillStarted(key=key):
+            return []  # Of the first completion, which may have been cancelled.
         case Reply() | events.Stats() | events.TicketOpened() | events.TicketClosed():
             return []
         case _:

@@ -69,6 +69,13 @@ def test_an_unknown_device_is_refused() -> None:
         place("tpu", gpus=0, prefill=1, decode=1)
 
 
+def test_without_prefill_workers_the_decode_workers_prefill_themselves() -> None:
+    options = Options(model=Path("/m"), router=Address("127.0.0.1", 7), prefill=0, decode=2)
+    commands = plan(options, devices=["cpu"] * 2, cores=8)
+    assert [command.name for command in commands] == ["router", "decode0", "decode1"]
+    assert all("--local-prefill always" in " ".join(command.line) for command in commands[1:])
+
+
 def test_the_plan_is_the_router_then_the_workers_all_told_the_same_model_and_context() -> None:
     options = Options(model=Path("/m"), router=Address("127.0.0.1", 7), prefill=2, decode=1, max_context=512, dtype="bfloat16")
     commands = plan(options, devices=["cpu"] * 3, cores=8)

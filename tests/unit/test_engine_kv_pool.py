@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from common.engine.kv_pool import KVPool, page_bytes
+from common.handoff.cuda_ipc import NONCE_BYTES
 
 
 def make_pool(num_pages: int = 5, *, storage: memoryview | None = None, dtype: torch.dtype = torch.float32) -> KVPool:
@@ -92,6 +93,24 @@ def test_own_memory_is_zero_and_takes_room_only_where_used() -> None:
     pool.tensor[77777] = 1.0
     assert not pool.tensor[77776].any()
     assert resident_bytes() - before < size // 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_page_is_read_for_its_first_tokens_alone_whatever_follows_them(dtype: torch.dtype) -> None:
+    pool = make_pool(dtype=dtype)
+    pool.tensor.copy_(torch.arange(pool.tensor.numel()).view(pool.tensor.shape))
+    whole, part = pool.read_page(2, tokens=4), pool.read_page(2, tokens=3)
+    assert whole == bytes(pool.page_view(2))
+    pool.tensor[2, :, :, 3] = -1
+    assert pool.read_page(2, tokens=3) == part
+    assert len(part) == len(whole) * 3 // 4
+
+
+def test_a_pool_on_a_device_has_room_for_a_nonce_behind_it_in_the_same_allocation() -> None:
+    pool = KVPool(5, num_layers=3, page_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="meta")
+    assert pool.tensor.shape == (5, 3, 2, 4, 2, 8) and pool.tensor.is_contiguous() and pool.tensor.storage_offset() == 0
+    assert pool.tensor.untyped_storage().nbytes() == 5 * pool.page_bytes + NONCE_BYTES
+    assert pool.nonce_address == pool.tensor.data_ptr() + 5 * pool.page_bytes
 
 
 def resident_bytes() -> int:

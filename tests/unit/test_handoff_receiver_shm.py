@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from common.handoff import shm_receiver
+from common.handoff import pool_listener
 from common.handoff.base import hello_line, receive_pool
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
@@ -85,7 +85,7 @@ async def test_another_user_is_refused(receiver: Receiver, monkeypatch: pytest.M
 
 
 async def test_a_silent_peer_is_hung_up_on_and_holds_nobody_up(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_receiver, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(pool_listener, "HANDSHAKE_SECONDS", 0.05)
     silent = await receiver.connect(b"pai")
     await receiver.pool(await receiver.connect(hello_line("other")))
     assert await asyncio.to_thread(silent.recv, 1) == b""

@@ -117,7 +117,7 @@ async def test_forced_shm_that_is_impossible_is_an_error_and_no_fall_back(owner:
 
 
 async def test_a_descriptor_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.handoff.choose.HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr("common.handoff.dial.HANDSHAKE_SECONDS", 0.1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(b"\0pdserve-silent")
         listener.listen()
@@ -125,7 +125,7 @@ async def test_a_descriptor_that_never_comes_is_not_waited_for(monkeypatch: pyte
 
 
 async def test_a_pool_of_another_users_process_is_refused(monkeypatch: pytest.MonkeyPatch, owner: PoolOwner) -> None:
-    monkeypatch.setattr("common.handoff.choose.os.getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr("common.handoff.dial.os.getuid", lambda: os.geteuid() + 1)
     with pytest.raises(FailedPrecondition, match="runs as user"):
         await choose("shm", shm_socket=owner.shm_socket, pair_id=owner.pair_id)
 

@@ -34,7 +34,7 @@ def test_a_page_s_bytes_go_out_and_come_in_unchanged() -> None:
     memory, pool, staging = make(3)
     pool.tensor[5].copy_(torch.arange(16.0).view(1, 2, 2, 1, 4))
     staging.to_slot(5, 2)
-    assert bytes(memory.page_view(2)) == bytes(pool.page_view(5)) == bytes(staging.read(5))
+    assert bytes(memory.page_view(2)) == bytes(pool.page_view(5)) == staging.read_page(5, tokens=pool.page_size)
     staging.from_slot(2, 0)
     assert torch.equal(pool.tensor[0], pool.tensor[5]) and not any(pool.page_view(1))
 

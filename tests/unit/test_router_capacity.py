@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from common.errors import OutOfRange
-from router.capacity import group_pages, output_limit
+from router.capacity import group_pages, output_limit, pair_pages
+from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit
 
@@ -45,3 +46,12 @@ def test_the_cut_to_the_context_comes_before_the_pools() -> None:
 def test_a_group_needs_the_prompt_growth_and_copies() -> None:
     assert group_pages(prompt_len=9, n=1, page_size=4) == 4
     assert group_pages(prompt_len=9, n=3, page_size=4) == 3 + 3 + 2
+
+
+def test_the_pools_are_those_of_the_best_pair_or_of_the_best_worker_that_is_one_alone() -> None:
+    p, d = worker("p", "prefill", pages=50), worker("d", "decode", pages=80)
+    small, large = worker("c1", "decode", pages=30, alone=True), worker("c2", "decode", pages=70, alone=True)
+    assert pair_pages([p]) is None and pair_pages([d]) is None
+    assert pair_pages([p, d]) == 50 and pair_pages([small]) == 30
+    assert pair_pages([p, d, small]) == 50 and pair_pages([p, d, small, large]) == 70
+    assert pair_pages([p, small]) == 30, "no prefill worker hands over to it"

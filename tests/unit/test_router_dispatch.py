@@ -49,3 +49,16 @@ def test_a_decode_stream_that_overtakes_prefills_still_tells_what_was_cached() -
     assert record.told == [("started", 399, 0), ("handed off",), ("token", 40), ("token", 41)]
     dispatch.prefill_message(worker, prefill_pb2.PrefillSessionResponse(first_token=first))
     assert record.told[-1] == ("token", 41), "the prefill worker's own news of it is a double"
+
+
+def test_a_decode_worker_that_prefills_itself_tells_of_the_start_and_makes_the_first_token() -> None:
+    record, dispatch = Record(), Dispatch()
+    completion = Completion(uid=7, number=0, output=Output(None, logprobs=False, request_id="r", number=0), events=record)
+    completion.stage, completion.attempt_number = Stage.PREFILL, 1
+    dispatch.add(completion, record)
+    worker: Any = None
+    started = prefill_pb2.PrefillStarted(uid=7, attempt=1, cached_tokens=16)
+    dispatch.decode_message(worker, decode_pb2.DecodeSessionResponse(started=started))
+    first = work_pb2.Token(uid=7, attempt=1, index=0, token_id=40, cached_tokens=16)
+    dispatch.decode_message(worker, decode_pb2.DecodeSessionResponse(step=decode_pb2.Step(tokens=[first])))
+    assert record.told == [("started", 16, 0), ("started", 16, 0), ("handed off",), ("token", 40)]

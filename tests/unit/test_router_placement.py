@@ -23,9 +23,11 @@ def worker(
     session: bool = True,
     max_running: int = 8,
     free: int | None = None,
+    alone: bool = False,
     **load: Any,
 ) -> Worker:
-    made = Worker(WorkerProfile(worker_id, role, f"127.0.0.1:{hash(worker_id) % 60000}", SAME, "cpu", pages, max_running, "0"))
+    address = f"127.0.0.1:{hash(worker_id) % 60000}"
+    made = Worker(WorkerProfile(worker_id, role, address, SAME, "cpu", pages, max_running, "0", local_prefill=alone))
     free = pages if free is None else free
     made.load = WorkerLoad(**load, pages=PageCounts(free, pages - free, 0, 0, pages))
     made.has_session = session
@@ -80,3 +82,26 @@ def test_a_worker_that_cannot_take_it_is_never_chosen(unusable: str) -> None:
 def test_a_single_token_needs_no_decode_worker() -> None:
     assert ids(worker("p", "prefill"), ask=Ask(1, needs_decode=False)) == ("p", "")
     assert ids(worker("p", "prefill")) is None
+
+
+def test_a_worker_that_prefills_itself_is_a_pair_alone_and_the_least_loaded_is_chosen() -> None:
+    c1, c2 = worker("c1", "decode", alone=True, running=3), worker("c2", "decode", alone=True, running=2)
+    assert ids(c1, c2) == ("c2", "c2")
+    assert ids(c1, c2, ask=Ask(1, needs_decode=False)) == ("c2", "")
+    assert ids(c1, c2, ask=Ask(1, avoid=frozenset({"c2"}))) == ("c1", "c1")
+    c1.load = WorkerLoad(running=2, pages=c1.load.pages)
+    c2.note_sent(requests=0, tokens=900, pages=0)
+    assert ids(c1, c2) == ("c1", "c1")
+
+
+def test_a_pair_of_two_and_a_worker_alone_compete_by_load_and_the_two_win_a_tie() -> None:
+    p, d, c = worker("p", "prefill"), worker("d", "decode"), worker("c", "decode", alone=True)
+    assert ids(p, d, c) == ("p", "d")
+    assert ids(p, c) == ("c", "c"), "it is no part of another pair"
+    d.note_sent(requests=1, tokens=0, pages=0)
+    assert ids(p, d, c) == ("c", "c")
+    c.note_sent(requests=2, tokens=10, pages=0)
+    assert ids(p, d, c) == ("p", "d")
+    assert ids(p, d, c, ask=Ask(1, avoid=frozenset({"p"}))) == ("c", "c")
+    p.note_sent(requests=1, tokens=50, pages=0)
+    assert ids(p, d, c, ask=Ask(1, needs_decode=False)) == ("c", "")

@@ -26,7 +26,7 @@ from common.rpc.gen.pdserve.v1 import prefill_pb2 as pdserve_dot_v1_dot_prefill_
 from common.rpc.gen.pdserve.v1 import work_pb2 as pdserve_dot_v1_dot_work__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/decode.proto\x12\npdserve.v1\x1a\x18pdserve/v1/prefill.proto\x1a\x15pdserve/v1/work.proto\"v\n\x14\x44\x65\x63odeSessionRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.SessionHelloH\x00\x12(\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.CancelWorkH\x00\x42\t\n\x07message\"\xc5\x01\n\x15\x44\x65\x63odeSessionResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.pdserve.v1.SessionOpenedH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.pdserve.v1.StepH\x00\x12*\n\tretracted\x18\x03 \x01(\x0b\x32\x15.pdserve.v1.RetractedH\x00\x12&\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.FailureH\x00\x42\t\n\x07message\")\n\x04Step\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.pdserve.v1.Token\")\n\tRetracted\x12\x0b\n\x03uid\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"W\n\x0bPairRequest\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x30\n\rcompatibility\x18\x02 \x01(\x0b\x32\x19.pdserve.v1.Compatibility\"r\n\x0cPairResponse\x12\x15\n\rdecode_worker\x18\x01 \x01(\t\x12\x0f\n\x07pair_id\x18\x02 \x01(\t\x12\x12\n\nshm_socket\x18\x03 \x01(\t\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\x12\x12\n\npool_pages\x18\x05 \x01(\r\"b\n\x0eReserveRequest\x12\x0f\n\x07pair_id\x18\x01 \x01(\t\x12\x1c\n\x03req\x18\x02 \x01(\x0b\x32\x0f.pdserve.v1.Req\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x0e\n\x06verify\x18\x04 \x01(\x08\"]\n\x0fReserveResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x14\n\x08page_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\nprefix_len\x18\x03 \x01(\r\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07tickets\x18\x01 \x03(\t\"\x1d\n\rRenewResponse\x12\x0c\n\x04lost\x18\x01 \x03(\t\"t\n\rCommitRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\'\n\x0c\x66irst_tokens\x18\x02 \x03(\x0b\x32\x11.pdserve.v1.Token\x12\x12\n\npages_sent\x18\x03 \x01(\r\x12\x16\n\npage_crc32\x18\x04 \x03(\x07\x42\x02\x10\x01\"\x10\n\x0e\x43ommitResponse\"1\n\x0eReleaseRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\"\x11\n\x0fReleaseResponse2\x84\x04\n\rDecodeService\x12R\n\x07Session\x12 .pdserve.v1.DecodeSessionRequest\x1a!.pdserve.v1.DecodeSessionResponse(\x01\x30\x01\x12\x39\n\x04Pair\x12\x17.pdserve.v1.PairRequest\x1a\x18.pdserve.v1.PairResponse\x12\x42\n\x07Reserve\x12\x1a.pdserve.v1.ReserveRequest\x1a\x1b.pdserve.v1.ReserveResponse\x12<\n\x05Renew\x12\x18.pdserve.v1.RenewRequest\x1a\x19.pdserve.v1.RenewResponse\x12?\n\x06\x43ommit\x12\x19.pdserve.v1.CommitRequest\x1a\x1a.pdserve.v1.CommitResponse\x12\x42\n\x07Release\x12\x1a.pdserve.v1.ReleaseRequest\x1a\x1b.pdserve.v1.ReleaseResponse\x12]\n\x10\x46lushPrefixCache\x12#.pdserve.v1.FlushPrefixCacheRequest\x1a$.pdserve.v1.FlushPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/decode.proto\x12\npdserve.v1\x1a\x18pdserve/v1/prefill.proto\x1a\x15pdserve/v1/work.proto\"\x9e\x01\n\x14\x44\x65\x63odeSessionRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.SessionHelloH\x00\x12(\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.CancelWorkH\x00\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x13.pdserve.v1.PrefillH\x00\x42\t\n\x07message\"\'\n\x07Prefill\x12\x1c\n\x03req\x18\x01 \x01(\x0b\x32\x0f.pdserve.v1.Req\"\xf4\x01\n\x15\x44\x65\x63odeSessionResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.pdserve.v1.SessionOpenedH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.pdserve.v1.StepH\x00\x12*\n\tretracted\x18\x03 \x01(\x0b\x32\x15.pdserve.v1.RetractedH\x00\x12&\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.FailureH\x00\x12-\n\x07started\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.PrefillStartedH\x00\x42\t\n\x07message\")\n\x04Step\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.pdserve.v1.Token\")\n\tRetracted\x12\x0b\n\x03uid\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"W\n\x0bPairRequest\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x30\n\rcompatibility\x18\x02 \x01(\x0b\x32\x19.pdserve.v1.Compatibility\"\x9b\x01\n\x0cPairResponse\x12\x15\n\rdecode_worker\x18\x01 \x01(\t\x12\x0f\n\x07pair_id\x18\x02 \x01(\t\x12\x12\n\nshm_socket\x18\x03 \x01(\t\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\x12\x12\n\npool_pages\x18\x05 \x01(\r\x12\'\n\tcuda_pool\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.CudaPool\"\x88\x01\n\x08\x43udaPool\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\npool_bytes\x18\x03 \x01(\x04\x12\x13\n\x0b\x64\x65vice_uuid\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x14\n\x0cnonce_offset\x18\x06 \x01(\x04\x12\x0e\n\x06socket\x18\x07 \x01(\t\"b\n\x0eReserveRequest\x12\x0f\n\x07pair_id\x18\x01 \x01(\t\x12\x1c\n\x03req\x18\x02 \x01(\x0b\x32\x0f.pdserve.v1.Req\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x0e\n\x06verify\x18\x04 \x01(\x08\"]\n\x0fReserveResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x14\n\x08page_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\nprefix_len\x18\x03 \x01(\r\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07tickets\x18\x01 \x03(\t\"\x1d\n\rRenewResponse\x12\x0c\n\x04lost\x18\x01 \x03(\t\"t\n\rCommitRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\'\n\x0c\x66irst_tokens\x18\x02 \x03(\x0b\x32\x11.pdserve.v1.Token\x12\x12\n\npages_sent\x18\x03 \x01(\r\x12\x16\n\npage_crc32\x18\x04 \x03(\x07\x42\x02\x10\x01\"\x10\n\x0e\x43ommitResponse\"1\n\x0eReleaseRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\"\x11\n\x0fReleaseResponse2\x84\x04\n\rDecodeService\x12R\n\x07Session\x12 .pdserve.v1.DecodeSessionRequest\x1a!.pdserve.v1.DecodeSessionResponse(\x01\x30\x01\x12\x39\n\x04Pair\x12\x17.pdserve.v1.PairRequest\x1a\x18.pdserve.v1.PairResponse\x12\x42\n\x07Reserve\x12\x1a.pdserve.v1.ReserveRequest\x1a\x1b.pdserve.v1.ReserveResponse\x12<\n\x05Renew\x12\x18.pdserve.v1.RenewRequest\x1a\x19.pdserve.v1.RenewResponse\x12?\n\x06\x43ommit\x12\x19.pdserve.v1.CommitRequest\x1a\x1a.pdserve.v1.CommitResponse\x12\x42\n\x07Release\x12\x1a.pdserve.v1.ReleaseRequest\x1a\x1b.pdserve.v1.ReleaseResponse\x12]\n\x10\x46lushPrefixCache\x12#.pdserve.v1.FlushPrefixCacheRequest\x1a$.pdserve.v1.FlushPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,34 +37,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVERESPONSE'].fields_by_name['page_ids']._serialized_options = b'\020\001'
   _globals['_COMMITREQUEST'].fields_by_name['page_crc32']._loaded_options = None
   _globals['_COMMITREQUEST'].fields_by_name['page_crc32']._serialized_options = b'\020\001'
-  _globals['_DECODESESSIONREQUEST']._serialized_start=88
-  _globals['_DECODESESSIONREQUEST']._serialized_end=206
-  _globals['_DECODESESSIONRESPONSE']._serialized_start=209
-  _globals['_DECODESESSIONRESPONSE']._serialized_end=406
-  _globals['_STEP']._serialized_start=408
-  _globals['_STEP']._serialized_end=449
-  _globals['_RETRACTED']._serialized_start=451
-  _globals['_RETRACTED']._serialized_end=492
-  _globals['_PAIRREQUEST']._serialized_start=494
-  _globals['_PAIRREQUEST']._serialized_end=581
-  _globals['_PAIRRESPONSE']._serialized_start=583
-  _globals['_PAIRRESPONSE']._serialized_end=697
-  _globals['_RESERVEREQUEST']._serialized_start=699
-  _globals['_RESERVEREQUEST']._serialized_end=797
-  _globals['_RESERVERESPONSE']._serialized_start=799
-  _globals['_RESERVERESPONSE']._serialized_end=892
-  _globals['_RENEWREQUEST']._serialized_start=894
-  _globals['_RENEWREQUEST']._serialized_end=925
-  _globals['_RENEWRESPONSE']._serialized_start=927
-  _globals['_RENEWRESPONSE']._serialized_end=956
-  _globals['_COMMITREQUEST']._serialized_start=958
-  _globals['_COMMITREQUEST']._serialized_end=1074
-  _globals['_COMMITRESPONSE']._serialized_start=1076
-  _globals['_COMMITRESPONSE']._serialized_end=1092
-  _globals['_RELEASEREQUEST']._serialized_start=1094
-  _globals['_RELEASEREQUEST']._serialized_end=1143
-  _globals['_RELEASERESPONSE']._serialized_start=1145
-  _globals['_RELEASERESPONSE']._serialized_end=1162
-  _globals['_DECODESERVICE']._serialized_start=1165
-  _globals['_DECODESERVICE']._serialized_end=1681
+  _globals['_DECODESESSIONREQUEST']._serialized_start=89
+  _globals['_DECODESESSIONREQUEST']._serialized_end=247
+  _globals['_PREFILL']._serialized_start=249
+  _globals['_PREFILL']._serialized_end=288
+  _globals['_DECODESESSIONRESPONSE']._serialized_start=291
+  _globals['_DECODESESSIONRESPONSE']._serialized_end=535
+  _globals['_STEP']._serialized_start=537
+  _globals['_STEP']._serialized_end=578
+  _globals['_RETRACTED']._serialized_start=580
+  _globals['_RETRACTED']._serialized_end=621
+  _globals['_PAIRREQUEST']._serialized_start=623
+  _globals['_PAIRREQUEST']._serialized_end=710
+  _globals['_PAIRRESPONSE']._serialized_start=713
+  _globals['_PAIRRESPONSE']._serialized_end=868
+  _globals['_CUDAPOOL']._serialized_start=871
+  _globals['_CUDAPOOL']._serialized_end=1007
+  _globals['_RESERVEREQUEST']._serialized_start=1009
+  _globals['_RESERVEREQUEST']._serialized_end=1107
+  _globals['_RESERVERESPONSE']._serialized_start=1109
+  _globals['_RESERVERESPONSE']._serialized_end=1202
+  _globals['_RENEWREQUEST']._serialized_start=1204
+  _globals['_RENEWREQUEST']._serialized_end=1235
+  _globals['_RENEWRESPONSE']._serialized_start=1237
+  _globals['_RENEWRESPONSE']._serialized_end=1266
+  _globals['_COMMITREQUEST']._serialized_start=1268
+  _globals['_COMMITREQUEST']._serialized_end=1384
+  _globals['_COMMITRESPONSE']._serialized_start=1386
+  _globals['_COMMITRESPONSE']._serialized_end=1402
+  _globals['_RELEASEREQUEST']._serialized_start=1404
+  _globals['_RELEASEREQUEST']._serialized_end=1453
+  _globals['_RELEASERESPONSE']._serialized_start=1455
+  _globals['_RELEASERESPONSE']._serialized_end=1472
+  _globals['_DECODESERVICE']._serialized_start=1475
+  _globals['_DECODESERVICE']._serialized_end=1991
 # @@protoc_insertion_point(module_scope)

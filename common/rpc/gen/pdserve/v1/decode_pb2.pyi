@@ -9,24 +9,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DecodeSessionRequest(_message.Message):
-    __slots__ = ("hello", "cancel")
+    __slots__ = ("hello", "cancel", "prefill")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
     hello: _prefill_pb2.SessionHello
     cancel: _prefill_pb2.CancelWork
-    def __init__(self, hello: _Optional[_Union[_prefill_pb2.SessionHello, _Mapping]] = ..., cancel: _Optional[_Union[_prefill_pb2.CancelWork, _Mapping]] = ...) -> None: ...
+    prefill: Prefill
+    def __init__(self, hello: _Optional[_Union[_prefill_pb2.SessionHello, _Mapping]] = ..., cancel: _Optional[_Union[_prefill_pb2.CancelWork, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ...) -> None: ...
+
+class Prefill(_message.Message):
+    __slots__ = ("req",)
+    REQ_FIELD_NUMBER: _ClassVar[int]
+    req: _work_pb2.Req
+    def __init__(self, req: _Optional[_Union[_work_pb2.Req, _Mapping]] = ...) -> None: ...
 
 class DecodeSessionResponse(_message.Message):
-    __slots__ = ("opened", "step", "retracted", "failure")
+    __slots__ = ("opened", "step", "retracted", "failure", "started")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RETRACTED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     opened: _prefill_pb2.SessionOpened
     step: Step
     retracted: Retracted
     failure: _work_pb2.Failure
-    def __init__(self, opened: _Optional[_Union[_prefill_pb2.SessionOpened, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., retracted: _Optional[_Union[Retracted, _Mapping]] = ..., failure: _Optional[_Union[_work_pb2.Failure, _Mapping]] = ...) -> None: ...
+    started: _prefill_pb2.PrefillStarted
+    def __init__(self, opened: _Optional[_Union[_prefill_pb2.SessionOpened, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., retracted: _Optional[_Union[Retracted, _Mapping]] = ..., failure: _Optional[_Union[_work_pb2.Failure, _Mapping]] = ..., started: _Optional[_Union[_prefill_pb2.PrefillStarted, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("tokens",)
@@ -51,18 +61,38 @@ class PairRequest(_message.Message):
     def __init__(self, prefill_worker: _Optional[str] = ..., compatibility: _Optional[_Union[_work_pb2.Compatibility, _Mapping]] = ...) -> None: ...
 
 class PairResponse(_message.Message):
-    __slots__ = ("decode_worker", "pair_id", "shm_socket", "page_bytes", "pool_pages")
+    __slots__ = ("decode_worker", "pair_id", "shm_socket", "page_bytes", "pool_pages", "cuda_pool")
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     PAIR_ID_FIELD_NUMBER: _ClassVar[int]
     SHM_SOCKET_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     POOL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    CUDA_POOL_FIELD_NUMBER: _ClassVar[int]
     decode_worker: str
     pair_id: str
     shm_socket: str
     page_bytes: int
     pool_pages: int
-    def __init__(self, decode_worker: _Optional[str] = ..., pair_id: _Optional[str] = ..., shm_socket: _Optional[str] = ..., page_bytes: _Optional[int] = ..., pool_pages: _Optional[int] = ...) -> None: ...
+    cuda_pool: CudaPool
+    def __init__(self, decode_worker: _Optional[str] = ..., pair_id: _Optional[str] = ..., shm_socket: _Optional[str] = ..., page_bytes: _Optional[int] = ..., pool_pages: _Optional[int] = ..., cuda_pool: _Optional[_Union[CudaPool, _Mapping]] = ...) -> None: ...
+
+class CudaPool(_message.Message):
+    __slots__ = ("handle", "offset", "pool_bytes", "device_uuid", "nonce", "nonce_offset", "socket")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    NONCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    handle: bytes
+    offset: int
+    pool_bytes: int
+    device_uuid: bytes
+    nonce: bytes
+    nonce_offset: int
+    socket: str
+    def __init__(self, handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., device_uuid: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., nonce_offset: _Optional[int] = ..., socket: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("pair_id", "req", "transport", "verify")

@@ -106,7 +106,8 @@ class DecodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """All KV is there: hands the request over. Idempotent; refused while bytes are missing.
+        """All KV is there: hands the request over. Idempotent; refused while bytes are missing. With cuda_ipc the same message may come
+        ahead of it, unanswered, on the unix socket (common/handoff/base.py).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -15,7 +15,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, profile: _Optional[_Union[WorkerProfile, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class WorkerProfile(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "compatibility", "device", "total_pages", "max_running", "version")
+    __slots__ = ("worker_id", "role", "address", "compatibility", "device", "total_pages", "max_running", "version", "local_prefill")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class WorkerProfile(_message.Message):
     TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     address: str
@@ -32,7 +33,8 @@ class WorkerProfile(_message.Message):
     total_pages: int
     max_running: int
     version: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., compatibility: _Optional[_Union[_work_pb2.Compatibility, _Mapping]] = ..., device: _Optional[str] = ..., total_pages: _Optional[int] = ..., max_running: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    local_prefill: bool
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., compatibility: _Optional[_Union[_work_pb2.Compatibility, _Mapping]] = ..., device: _Optional[str] = ..., total_pages: _Optional[int] = ..., max_running: _Optional[int] = ..., version: _Optional[str] = ..., local_prefill: _Optional[bool] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "queued_tokens", "free_pages", "held_pages", "cached_pages", "quarantined_pages", "draining")
