@@ -62,6 +62,7 @@ class PrefillServer:
         self._grace = config.grace
         self._address: Address
         self._registration: asyncio.Task[None] | None = None
+        self._tell_routers: Callable[[], None] = lambda: None
         self.worker = PrefillWorker(
             f"prefill-{secrets.token_hex(4)}",
             make_engine=self._make_engine,
@@ -95,7 +96,7 @@ class PrefillServer:
             on_drain=self._on_drain,
         )
         self._registration = asyncio.create_task(registration.run(), name="registration")
-        self._tell_routers: Callable[[], None] = registration.changed
+        self._tell_routers = registration.changed
 
     async def ended(self, stop: Stop) -> int:
         """Waits for a reason to end, ends, and returns the exit code."""
@@ -187,7 +188,11 @@ async def serve(config: Config, stop: Stop) -> int:
         stopping = asyncio.create_task(stop.requested.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        await loading  # Also when asked to stop: a thread that loads weights cannot be interrupted.
+        if config.engine_kind == "process":
+            loading.cancel()  # If it was asked to stop: the engine's process is ended as it is.
+        await asyncio.wait([loading])  # A thread that loads weights cannot be interrupted.
+        if not loading.cancelled():
+            loading.result()
         if not stop.requested.is_set():
             print(f"prefill worker ready on {address}", flush=True)
         return await server.ended(stop)

@@ -13,6 +13,7 @@ import pytest
 from tests.helpers import reference
 from tests.helpers.client import Client, first_event
 from tests.helpers.cluster import Cluster, Process
+from tests.helpers.eventually import eventually
 from tests.helpers.prompts import prompt
 
 ARGS = ("--page-size", "4", "--pool-pages", "600", "--max-context", "256", "--max-running", "8", "--engine", "process")
@@ -75,3 +76,17 @@ async def greedy(client: Client, ids: list[int]) -> list[int]:
 
 async def collect(call: object) -> list[int]:
     return [token async for event in call for token in event.delta.token_ids]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_told_to_stop_while_the_engine_loads_a_worker_ends_it_at_once(tiny: Path, tmp_path: Path, role: str) -> None:
+    args = ["--model", str(tiny), "--engine", "process"]
+    worker = Process(f"{role}_worker", args, log=tmp_path / "log")
+    try:
+        await eventually(lambda: len(psutil.Process(worker.pid).children()) == 1, within=30)
+        engine = engine_of(worker)
+        worker.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(worker.wait, within=5) == 0
+        assert not engine.is_running() and "ready on" not in worker.output
+    finally:
+        worker.kill()
