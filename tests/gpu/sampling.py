@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,10 +38,10 @@ NEAR = 1e-4
 class Rig:
     """A sampler with ROWS slots and a dummy; request i sits in slot `slots[i]`, i unless given."""
 
-    def __init__(self, *, vocab: int = VOCAB, rows: int = ROWS) -> None:
+    def __init__(self, *, vocab: int = VOCAB, rows: int = ROWS, **options: Any) -> None:
         self.state = SamplingState(rows + 1, vocab, [EOS], DEVICE)
-        sizes = {} if CUDA else {"chunk": 256, "block": 256, "few": 64}
-        self.sampler = DeviceSampler(self.state, rows, **sizes)
+        small: dict[str, Any] = {} if CUDA else {"chunk": 256, "block": 64}
+        self.sampler = DeviceSampler(self.state, rows, **small | options)
 
     def load(self, reqs: Sequence[Req], slots: Sequence[int] | None = None) -> None:
         for slot, req in zip(slots or range(len(reqs)), reqs, strict=False):

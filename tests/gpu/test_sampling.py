@@ -62,9 +62,11 @@ def test_greedy_takes_the_first_of_equals(rig: Rig, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_draws_are_the_cpu_samplers_but_at_a_boundary(rig: Rig, filters: dict[str, Any]) -> None:
+def test_draws_are_the_cpu_samplers_but_at_a_boundary(filters: dict[str, Any]) -> None:
+    rigs = [Rig(shared_passes={ROWS: 3}), Rig(shared_passes={})]
     rng, drawn, differ = random.Random(str(filters)), 0, 0
     for batch in range(BATCHES):
+        rig = rigs[batch % 2]
         logits = spread_logits(ROWS, vocab=VOCAB, seed=batch, scale=rng.choice([0.1, 1.0, 2.0, 6.0]))
         reqs = [random_req(rng, filters) for _ in range(ROWS)]
         drawn += ROWS
@@ -84,6 +86,22 @@ def test_ties_at_a_threshold_go_to_the_first_ids(rig: Rig, filters: dict[str, An
         reqs = [random_req(rng, filters) for _ in range(ROWS)]
         for row, (here, there) in enumerate(zip(rig.sample(logits, reqs), on_cpu(logits, reqs), strict=True)):
             assert here == there or distance_to_boundary(logits[row].float(), reqs[row]) < NEAR
+
+
+@pytest.mark.parametrize("shared_passes", [{}, {ROWS: 1}], ids=str)
+@pytest.mark.parametrize("filters", [{"top_k": 17}, {"top_p": 0.6}], ids=str)
+def test_what_does_not_fit_where_a_search_copies_it_is_searched_in_place(
+    filters: dict[str, Any], shared_passes: dict[int, int]
+) -> None:
+    """The tokens at issue all have the same place in a block, of which there are more than may be copied together."""
+    rig = Rig(rows=2, block=16, shared_passes=shared_passes)
+    logits = torch.full((2, VOCAB), -50.0)
+    logits[:, 3 : 3 + 16 * 24 : 16] = spread_logits(2, vocab=24, scale=0.1)
+    reqs = [make_req(SamplingParams(temperature=1.0, seed=row, **filters)) for row in range(2)]
+    for index in range(2):
+        assert tokens(rig.sample(logits, reqs)) == tokens(on_cpu(logits, reqs)), index
+        for req in reqs:
+            req.append_host(torch.tensor([0], dtype=torch.int32))
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}], ids=str)
@@ -181,6 +199,8 @@ def test_a_level_serves_what_its_requests_need() -> None:
     greedy, drawn = make_req(SamplingParams()), make_req(SamplingParams(temperature=1.0, seed=1))
     assert level_of([]) is level_of([greedy, make_req(SamplingParams(temperature=1.0, top_k=1))]) is Level.GREEDY
     assert level_of([greedy, drawn]) is Level.RANDOM
+    for filters in FILTERS[1:]:
+        assert level_of([drawn, make_req(SamplingParams(temperature=1.0, seed=1, **filters))]) is Level.FILTERED
     for params in (SamplingParams(logit_bias={1: 1.0}), SamplingParams(presence_penalty=0.1), SamplingParams(min_tokens=2)):
         assert level_of([drawn, make_req(params)]) is Level.FULL
     assert level_of([make_req(SamplingParams(), logprobs=0)]) is Level.FULL
@@ -193,7 +213,7 @@ def test_a_graph_replays_what_launches_do(rig: Rig) -> None:
     logits = spread_logits(ROWS, vocab=VOCAB).to(DEVICE)
     reqs = [random_req(random.Random(row), FILTERS[row % len(FILTERS)]) for row in range(ROWS)]
     slots = rig.slots(range(ROWS))
-    for level in (Level.RANDOM, Level.FULL):
+    for level in (Level.FILTERED, Level.FULL):
         rig.sample(logits, reqs, level=level)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

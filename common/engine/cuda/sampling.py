@@ -1,13 +1,13 @@
 """The sampler on the device: common/engine/sampler.py's order of steps and its draws, as kernels that a graph can hold.
 
-A step is launched at the cheapest level that serves its requests. Passes over a row's logits: GREEDY one; RANDOM one, and for
-rows with filters one more and about three for each of top_k and top_p; FULL adds one, and a copy, for rows with penalties, bias
-or a mask, and one for rows with log-probabilities. What one row asks for costs the others no pass.
+A step is launched at the cheapest level that serves its requests. Passes over a row's logits: GREEDY and RANDOM one; FILTERED one
+more and, for rows with top_k or top_p, one to four for each; FULL another, and a copy, for rows with penalties, bias or a mask,
+and one for rows with log-probabilities. What one row asks for costs the others no pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -15,22 +15,28 @@ import torch
 from numpy.typing import NDArray
 
 from common.core import Req
-from common.engine.cuda.jit import sampling_draw, sampling_logits, sampling_search, sampling_slots
+from common.engine.cuda.jit import sampling_draw, sampling_logits, sampling_slots, sampling_threshold
 from common.engine.cuda.sampling_state import MAX_BIAS, MAX_TOP, SamplingState, power_of_2_from
 from common.engine.sampler import Sampled, is_deterministic
 
 CHUNK = 4096
 BLOCK = 4096
-FEW = 4096
+LAYERS = 16
+"""How often a search may copy a token together with others from the same place in a block."""
+SHARED_PASSES = {16: 6, 64: 4}
+"""Up to so many rows, so many passes of a search are shared out; a launch for each, whether or not a row still needs it."""
 ADVANCE_ROWS = 256
+FIELDS: int = sampling_threshold.FIELDS.value
 
 
 class Level(IntEnum):
-    """What a launch can do. Each serves all that the ones before it do."""
+    """What a launch can do; each serves all that the ones before it do. RANDOM: a temperature. FILTERED: also top_k, top_p and
+    min_p. FULL: also penalties, bias, masks and log-probabilities."""
 
     GREEDY = 0
     RANDOM = 1
-    FULL = 2
+    FILTERED = 2
+    FULL = 3
 
 
 def level_of(reqs: Sequence[Req]) -> Level:
@@ -43,21 +49,29 @@ def _level_of(req: Req) -> Level:
     held = req.num_output < params.min_tokens and (not params.ignore_eos or len(params.stop_token_ids) > 0)
     if params.has_penalties or params.logit_bias or held or req.logprobs is not None:
         return Level.FULL
-    return Level.GREEDY if is_deterministic(params) else Level.RANDOM
+    if is_deterministic(params):
+        return Level.GREEDY
+    return Level.FILTERED if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 else Level.RANDOM
 
 
 class DeviceSampler:
-    """chunk, block: logits that a program handles at a time; few: tokens at most that a search copies together. Powers of 2.
+    """chunk, block: logits that a program handles at a time; powers of 2. shared_passes: see SHARED_PASSES, in rising order.
 
     output: [max_rows * (2 + 2 * MAX_TOP)] int32, all results at fixed addresses: max_rows tokens, then each row's log-probability
     of the token, MAX_TOP ids, MAX_TOP log-probabilities. tokens, logprob, top_ids and top_logprobs are views of it.
     """
 
     def __init__(
-        self, state: SamplingState, max_rows: int, *, chunk: int = CHUNK, block: int = BLOCK, few: int = FEW
-    ) -> None:  # fmt: skip
+        self,
+        state: SamplingState,
+        max_rows: int,
+        *,
+        chunk: int = CHUNK,
+        block: int = BLOCK,
+        shared_passes: Mapping[int, int] = SHARED_PASSES,
+    ) -> None:
         self.state, self.max_rows = state, max_rows
-        self._chunk, self._block, self._few_size = chunk, block, few
+        self._chunk, self._block, self._shared_passes = chunk, block, dict(shared_passes)
         self._chunks = -(-state.vocab_size // chunk)
         self.output = self._new(max_rows * (2 + 2 * MAX_TOP), torch.int32)
         self.tokens = self.output[:max_rows]
@@ -69,7 +83,9 @@ class DeviceSampler:
         self._part_id, self._part_ties = self._parts(torch.int32), self._parts(torch.int32)
         self._part_top = self._new(max_rows * self._chunks * MAX_TOP, torch.int64)
         self._thresholds, self._quotas = self._new(max_rows, torch.float32), self._new(max_rows, torch.int32)
-        self._few = self._new(max_rows * few, torch.float32)
+        self._brackets = self._new(2 * max_rows * FIELDS, torch.float32)
+        self._sums = self._new(2 * max_rows * self._chunks * FIELDS, torch.float32)
+        self._few = self._new(max_rows * LAYERS * block // 2, torch.float32)
         self._work = self._new(max_rows * state.vocab_size, torch.float32)
         self._processed = self._new(max_rows, torch.int32)
 
@@ -89,11 +105,8 @@ class DeviceSampler:
             *common, self._part_max, self._part_id, self._part_sum, *sizes, GREEDY=greedy, **shape
         )
         chunks = power_of_2_from(self._chunks)
-        if not greedy:
-            sampling_search.search_kernel[(rows,)](
-                *common, self._part_max, self._thresholds, self._quotas, self._few, state.dummy_slot, self._chunks,
-                VOCAB=state.vocab_size, CHUNKS=chunks, FULL=full, BLOCK=self._block, FEW=self._few_size, num_warps=16,
-            )  # fmt: skip
+        if level >= Level.FILTERED:
+            self._search(common, rows, full)
             sampling_draw.tally_kernel[(self._chunks, rows)](
                 *common, self._part_max, self._thresholds, self._part_sum, self._part_ties, *sizes, CHUNKS=chunks, **shape
             )
@@ -130,6 +143,22 @@ class DeviceSampler:
         values, count = details.view(np.float32), min(logprobs, self.state.vocab_size, MAX_TOP)
         top = zip(details[1 : 1 + count].tolist(), values[1 + MAX_TOP : 1 + MAX_TOP + count].tolist(), strict=True)
         return Sampled(token, float(values[0]), tuple(top))
+
+    def _search(self, common: tuple[object, ...], rows: int, full: bool) -> None:
+        """The filters' thresholds. common: logits, stride, work, processed, slots, params."""
+        state, chunks = self.state, power_of_2_from(self._chunks)
+        passes = next((passes for most, passes in self._shared_passes.items() if rows <= most), 0)
+        inputs = (*common, self._part_max, self._brackets, self._sums)
+        for done in range(passes):
+            sampling_threshold.narrow_kernel[(self._chunks, rows)](
+                *inputs, done, self.max_rows, state.dummy_slot, state.vocab_size,
+                CHUNK=self._chunk, CHUNKS=chunks, FULL=full, num_warps=8,
+            )  # fmt: skip
+        sampling_threshold.search_kernel[(rows,)](
+            *inputs, self._few, self._thresholds, self._quotas, passes, self.max_rows, state.dummy_slot, self._chunks,
+            VOCAB=state.vocab_size, CHUNKS=chunks, FULL=full, BLOCK=self._block, LANES=self._block // 2,
+            LAYERS=LAYERS, num_warps=16,
+        )  # fmt: skip
 
     def _process(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
         state = self.state
