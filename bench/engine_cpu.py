@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bench.geometries import GEOMETRIES, write_model
 from common.core import Batch, Req, SamplingParams, reset_global_ctx
 from common.engine.pages import pages_for
 from common.engine.runner import EngineConfig, ModelRunner
@@ -35,24 +35,7 @@ clock = Clock()
 PAGE_SIZE = 16
 BATCH_SIZES = (1, 8)
 PREFILL_TOKENS = 512
-GEOMETRY: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "vocab_size": 49152,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+GEOMETRY = GEOMETRIES["SmolLM2-135M"]
 
 
 def main() -> None:
@@ -71,7 +54,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {options.threads} threads, context {options.context}, best of {options.repeat}")
     print(f"{'dtype':9} {'engine':13} {'batch':>5} {'ms/step':>9} {'tokens/s':>9}")
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(GEOMETRY))
+        write_model(Path(folder), "SmolLM2-135M", tokenizer=False)
         for dtype in options.dtype:
             measure("pdserve", dtype, ours(Path(folder), dtype, options))
             if not options.no_peer:

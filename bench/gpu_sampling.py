@@ -93,7 +93,7 @@ def graph_us(step: Callable[[], object]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]  # type: ignore[no-untyped-call]
+    events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
     graph.replay()
     for event in events[:-1]:
         event.record()

@@ -188,7 +188,7 @@ async def serve(config: Config, stop: Stop) -> int:
         stopping = asyncio.create_task(stop.requested.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if config.engine_kind == "process":
+        if config.engine == "process":
             loading.cancel()  # If it was asked to stop: the engine's process is ended as it is.
         await asyncio.wait([loading])  # A thread that loads weights cannot be interrupted.
         if not loading.cancelled():

@@ -21,12 +21,13 @@ class RotaryRows(NamedTuple):
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, heads, head_dim]; its halves (a, b) become (a cos - b sin, b cos + a sin), in a new contiguous tensor
         of x's dtype, computed in that of the rotations."""
+        if x.dtype != self.cos.dtype:
+            return self.rotate(x.to(self.cos.dtype)).to(x.dtype)
         half = x.shape[-1] // 2
-        given = x.to(self.cos.dtype)
-        rotated = given * self.cos
-        rotated[..., :half].addcmul_(given[..., half:], self.sin, value=-1)
-        rotated[..., half:].addcmul_(given[..., :half], self.sin)
-        return rotated.to(x.dtype)
+        rotated = x * self.cos
+        rotated[..., :half].addcmul_(x[..., half:], self.sin, value=-1)
+        rotated[..., half:].addcmul_(x[..., :half], self.sin)
+        return rotated
 
 
 class RotaryEmbedding:
@@ -41,7 +42,7 @@ class RotaryEmbedding:
     def rows(self, positions: torch.Tensor) -> RotaryRows:
         """positions: [tokens] int64, each below max_context."""
         cos, sin = self.cos_sin[positions][:, None].chunk(2, dim=-1)
-        return RotaryRows(torch.cat([cos, cos], dim=-1), sin)
+        return RotaryRows(torch.cat([cos, cos], dim=-1), sin.contiguous())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

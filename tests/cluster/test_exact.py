@@ -14,6 +14,7 @@ from tests.helpers import reference
 from tests.helpers.client import Client
 from tests.helpers.cluster import Cluster
 from tests.helpers.prompts import prompt
+from tests.helpers.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.cluster
 
@@ -48,6 +49,16 @@ async def test_greedy_output_equals_transformers(tiny: Path, tmp_path: Path, pag
             await check(client, tiny, prompts, together=16, warm=False)
             await cluster.assert_idle(client)  # A prompt is cached once its prefill worker has let go of it.
             await check(client, tiny, prompts, together=16, warm=True)
+            await cluster.assert_idle(client)
+
+
+async def test_qwen3_greedy_output_equals_transformers(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "qwen3", qwen3=True, head_dim=24)
+    args = ["--page-size", "16", "--pool-pages", "400", "--max-running", "16"]
+    with Cluster(tmp_path, model, worker_args=args, prefill_args=["--chunk-tokens", "64", "--verify-handoff"]) as cluster:
+        async with cluster.client() as client:
+            prompts = [prompt(length, seed=3) for length in (1, 15, 16, 17, 32, 63, 64, 65, 200, 500)]
+            await check(client, model, prompts, together=10, warm=False)
             await cluster.assert_idle(client)
 
 

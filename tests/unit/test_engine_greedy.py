@@ -35,11 +35,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("qwen3"), qwen3=True, head_dim=24)
-
-
-@pytest.fixture(scope="module")
 def reference(model: Path) -> list[list[int]]:
     torch.set_num_threads(1)
     return [greedy(model, prompt, NEW_TOKENS) for prompt in PROMPTS]
@@ -135,52 +130,9 @@ def test_every_shape_of_llama_equals_transformers(tmp_path: Path, variant: dict[
         ]
 
 
-@pytest.mark.parametrize("chunk_tokens", [7, 4096])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_qwen3_greedy_equals_transformers(qwen3: Path, page_size: int, chunk_tokens: int) -> None:
-    prompts = [prompt for prompt in PROMPTS if len(prompt) <= 300]
-    with engine(qwen3, page_size=page_size) as runner:
-        outputs = EngineDriver(runner).generate(prompts, max_tokens=NEW_TOKENS, chunk_tokens=chunk_tokens)
-    assert outputs == [greedy(qwen3, prompt, NEW_TOKENS) for prompt in prompts]
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        {"tie": True},
-        {"hidden": 48, "heads": 4, "kv_heads": 1, "head_dim": 32},
-        {"bias": True, "config": {"mlp_bias": False}},
-        {"shards": 2, "config": {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 2}},
-        {"config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}},
-    ],
-    ids=["tied", "wide-heads", "bias", "no-window", "rope-theta"],
-)
-def test_every_shape_of_qwen3_equals_transformers(tmp_path: Path, variant: dict[str, Any]) -> None:
-    model = make_tiny_model(tmp_path, qwen3=True, **variant)
-    prompts = random_prompts([1, 17, 90])
-    with engine(model) as runner:
-        assert EngineDriver(runner).generate(prompts, max_tokens=12, chunk_tokens=64) == [
-            greedy(model, prompt, 12) for prompt in prompts
-        ]
-
-
-def test_q_and_k_norms_matter(qwen3: Path, tmp_path: Path) -> None:
-    """Or the tests of Qwen3 would not see them left out."""
-    plain = make_tiny_model(tmp_path, head_dim=24)
-    weights = load_file(qwen3 / "model.safetensors")
-    without = {name: tensor for name, tensor in weights.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
-    save_file(without, plain / "model.safetensors", metadata={"format": "pt"})
-    prompt = PROMPTS[LENGTHS.index(17)]
-    assert greedy(plain, prompt, 12) != greedy(qwen3, prompt, 12)
-
-
 @pytest.mark.parametrize(("narrow", "tolerance"), [("bfloat16", 0.3), ("float16", 0.05)])
-@pytest.mark.parametrize("name", ["model", "qwen3"])
-def test_narrow_dtypes_give_the_float32_logits_within_their_precision(
-    request: pytest.FixtureRequest, name: str, narrow: str, tolerance: float
-) -> None:
+def test_narrow_dtypes_give_the_float32_logits_within_their_precision(model: Path, narrow: str, tolerance: float) -> None:
     logprobs = []
-    model = request.getfixturevalue(name)
     for dtype in ("float32", narrow):
         with engine(model, dtype=dtype) as runner:
             driver = EngineDriver(runner)

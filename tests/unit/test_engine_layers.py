@@ -55,6 +55,20 @@ def test_rotary_keeps_lengths_and_depends_on_distance_only() -> None:
     assert torch.equal(rotary.rows(torch.tensor([0])).rotate(q[:1]), q[:1])
 
 
+def test_rotations_may_be_wider_than_what_they_rotate() -> None:
+    wide, narrow = (
+        RotaryEmbedding(16, theta=10000.0, scaling=None, max_context=4096, dtype=dtype, device="cpu").rows(
+            torch.arange(4000, 4096)
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    x = torch.randn(96, 2, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = wide.rotate(x.float())
+    assert wide.rotate(x).dtype == torch.bfloat16
+    assert torch.equal(wide.rotate(x), expected.bfloat16()), "rounded once, at the end"
+    assert (narrow.rotate(x).float() - expected).abs().mean() > (wide.rotate(x).float() - expected).abs().mean()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("tokens", "length"),

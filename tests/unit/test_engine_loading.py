@@ -14,7 +14,7 @@ from common.core import reset_global_ctx
 from common.engine.model_config import ModelConfig
 from common.engine.models.registry import MODELS
 from common.engine.runner import EngineConfig, ModelRunner, page_bytes
-from common.engine.weights import Progress
+from common.engine.weights import DummyWeights, Progress, SafetensorsWeights
 from common.errors import StartError
 from common.model_dir import ARCHITECTURES, ModelDir
 from tests.helpers.engine_driver import EngineDriver, engine
@@ -122,6 +122,34 @@ def test_a_tensor_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
         StartError, match=r"model.safetensors: tensor model.layers.0.mlp.\w+.weight must have shape \[64, 64\], got \[128, 64\]"
     ):
         load(model)
+
+
+def test_a_shape_is_checked_before_memory_is_taken_for_it(tmp_path: Path) -> None:
+    model = ModelDir.open(make_tiny_model(tmp_path))
+    weights = SafetensorsWeights(model, lambda line: None, dtype=torch.float32, device="cpu")
+    with pytest.raises(StartError, match=r"lm_head.weight must have shape \[1152921504606846976, 64\], got \[384, 64\]"):
+        weights.stacked([("model.embed_tokens.weight", 384), ("lm_head.weight", 1 << 60)], 64)
+
+
+def test_parts_lie_one_below_the_other_in_the_dtype_asked_for(tmp_path: Path) -> None:
+    model = ModelDir.open(make_tiny_model(tmp_path, shards=2))
+    given = {name: tensor for file in model.weight_files for name, tensor in load_file(file).items()}
+    names = ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        weights = SafetensorsWeights(model, lambda line: None, dtype=dtype, device="cpu")
+        whole = weights.stacked([(names[0], 384), (names[1], 128)], 64)
+        assert torch.equal(whole, torch.cat([given[names[0]], given[names[1]]]).to(dtype))
+        assert torch.equal(weights.tensor(names[2], 64), given[names[2]].to(dtype))
+
+
+def test_dummy_weights_are_the_same_numbers_in_every_dtype_fused_or_not() -> None:
+    float32, bfloat16, apart = (
+        DummyWeights(lambda line: None, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.bfloat16, torch.float32)
+    )
+    whole = float32.stacked([("q", 3), ("k", 2)], 16)
+    assert torch.equal(bfloat16.stacked([("q", 3), ("k", 2)], 16), whole.bfloat16())
+    assert torch.equal(torch.cat([apart.tensor("q", 3, 16), apart.tensor("k", 2, 16)]), whole)
+    assert float32.tensor("q.bias", 4).tolist() == [0.0] * 4 and float32.tensor("norm.weight", 4).tolist() == [1.0] * 4
 
 
 def test_quantized_tensors_are_refused(tmp_path: Path) -> None:

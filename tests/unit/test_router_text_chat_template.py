@@ -33,14 +33,35 @@ TOOLS = """{% if tools is not none %}{{ tools | tojson(indent=2) }}{% elif tools
 {% for m in messages %}    {% generation %}{% set x = 'in' %}{{ m.content }}{% endgeneration %}{{ x is defined }}
 {% endfor %}{% set ns = namespace(n=0) %}
 {% for m in messages %}{% set ns.n = ns.n + 1 %}{% if ns.n > 1 %}{% break %}{% endif %}{% endfor %}{{ ns.n }}"""
-TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "tools": TOOLS}
+QWEN = """{%- set ns = namespace(last=messages | length - 1, found=false) %}
+{%- for m in messages[::-1] %}
+    {%- set is_tool = m.content is string and m.content.startswith('<tool>') and m.content.endswith('</tool>') %}
+    {%- if not ns.found and m.role == 'user' and not is_tool %}
+        {%- set ns.found = true %}{%- set ns.last = (messages | length - 1) - loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+    {%- set content = m.content if m.content is string else '' %}
+    {%- if '</think>' in content %}{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}
+    {{- '<|im_start|>' + m.role + '\\n' + content + (' <-' if loop.index0 == ns.last else '') + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}"""
+TEMPLATES = {"qwen": QWEN, "chatml": CHATML, "llama": LLAMA, "tools": TOOLS}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATS = [
     [("user", "hi")],
     [("system", " be <brief> & 'kind' \n"), ("user", "東京 😀"), ("assistant", ""), ("user", "\n{{ 7 * 7 }}\n")],
-    [("user", "a"), ("assistant", "b"), ("user", "c")],
+    [("user", "a"), ("assistant", "<think>why</think>\n\nb"), ("user", "c")],
 ]
-KWARGS: list[dict[str, Any]] = [{}, {"tools": [{"name": "f", "é": [1, None]}], "date": "today"}, {"add_generation_prompt": False}]
+KWARGS: list[dict[str, Any]] = [
+    {},
+    {"tools": [{"name": "f", "é": [1, None]}], "date": "today"},
+    {"add_generation_prompt": False},
+    {"enable_thinking": False},
+]
 
 
 def messages(chat: list[tuple[str, str]]) -> list[dict[str, str]]:
