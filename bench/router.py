@@ -3,7 +3,8 @@
     python -m bench.router [--streams 128] [--tokens 400] [--rate 5000] [--model FOLDER]
 
 Prints tokens/s delivered while decode emits as fast as flow control takes it, as text and as ids_only; the age of tokens on
-arrival at a fixed rate; and what a token costs the router.
+arrival at a fixed rate, through the router and, as the baseline, with the same client reading the same streams straight from
+the worker's process (bench/router_direct.py); and what a token costs the router.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from bench.router_worker import IDS, Times
+from bench.steps import IDS, Times
 from common.fingerprint import fingerprint
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2
@@ -89,40 +90,65 @@ def measure(arrivals: list[tuple[float, bytes]], times: Times) -> Measured:
     return measured
 
 
+@dataclass
+class Stand:
+    """router, direct: addresses of the router and of the worker's own GenerationService."""
+
+    router: str
+    direct: str
+    router_pid: int
+    times: Times
+
+    def load(self, address: str, *, streams: int, tokens: int, ids_only: bool = False) -> Measured:
+        return uvloop.run(load(address, self.times, streams=streams, tokens=tokens, ids_only=ids_only, pid=self.router_pid))
+
+
 @contextmanager
-def stand(model: Path, *, rate: float) -> Iterator[tuple[str, int, Times]]:
-    """A router process and a worker process: the router's address and pid, and the steps' times."""
+def stand(model: Path, *, rate: float) -> Iterator[Stand]:
+    """A router process and a worker process that emits `rate` tokens/s (0: as fast as possible)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         times = folder / "times"
         times.write_bytes(bytes(IDS * 8))
-        address = f"127.0.0.1:{free_port()}"
+        address, direct = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         router = Process("router", ["--model", str(model), "--listen", address], log=folder / "router.log")
         arguments = ["--router", address, "--fingerprint", fingerprint(ModelDir.open(model)), "--times", str(times)]
-        worker = Process("bench.router_worker", [*arguments, "--rate", str(rate)], log=folder / "worker.log")
+        worker = Process("bench.router_worker", [*arguments, "--direct", direct, "--rate", str(rate)], log=folder / "worker.log")
         try:
             router.wait_for_line("router ready")
             with times.open("r+b") as file:
                 shared = mmap.mmap(file.fileno(), IDS * 8)
-                yield address, router.pid, memoryview(shared).cast("d")
+                yield Stand(address, direct, router.pid, memoryview(shared).cast("d"))
         finally:
             router.kill()
             worker.kill()
 
 
-def run(model: Path, *, rate: float, streams: int, tokens: int, ids_only: bool) -> Measured:
-    with stand(model, rate=rate) as (address, pid, times):
-        return uvloop.run(load(address, times, streams=streams, tokens=tokens, ids_only=ids_only, pid=pid))
+def percentiles(ages: list[float]) -> tuple[float, float]:
+    """p50 and p99 in milliseconds."""
+    cuts = statistics.quantiles(ages, n=100)
+    return cuts[49] * 1e3, cuts[98] * 1e3
 
 
-def row(name: str, measured: Measured, *, with_age: bool) -> str:
-    cost = measured.router_cpu / measured.tokens * 1e6
-    age = "        -"
-    if with_age:
-        cuts = statistics.quantiles(measured.ages, n=100)
-        age = f"{cuts[49] * 1e3:4.1f} / {cuts[98] * 1e3:4.1f}"
-    per_delta = measured.tokens / measured.deltas
-    return f"{name:34} {measured.rate:9,.0f} {per_delta:12.1f} {age:>14} {cost:9.1f} {measured.router_rss / 2**20:8.0f}"
+def row(name: str, measured: Measured, *, age: str = "-", of_router: bool = True) -> str:
+    cost = f"{measured.router_cpu / measured.tokens * 1e6:9.1f} {measured.router_rss / 2**20:8.0f}" if of_router else ""
+    return f"{name:34} {measured.rate:9,.0f} {measured.tokens / measured.deltas:12.1f} {age:>14} {cost}".rstrip()
+
+
+def fixed_rate(model: Path, *, streams: int, rate: float, rounds: int) -> None:
+    """Direct and through the router by turns, on one pair of processes; the ages of all rounds together."""
+    tokens = max(2, int(rate * 6 / streams))
+    ages: dict[str, list[float]] = {"direct": [], "router": []}
+    with stand(model, rate=rate) as on:
+        for _ in range(rounds):
+            direct = on.load(on.direct, streams=streams, tokens=tokens)
+            routed = on.load(on.router, streams=streams, tokens=tokens)
+            ages["direct"] += direct.ages
+            ages["router"] += routed.ages
+    (p50, p99), (base50, base99) = percentiles(ages["router"]), percentiles(ages["direct"])
+    print(row(f"at {rate:,.0f} tokens/s, no router", direct, age=f"{base50:4.1f} / {base99:4.1f}", of_router=False))
+    print(row(f"at {rate:,.0f} tokens/s, text", routed, age=f"{p50:4.1f} / {p99:4.1f}"))
+    print(f"{'added by the router (difference of the two percentiles)':57} {p50 - base50:7.1f} / {p99 - base99:4.1f}")
 
 
 def make_model(folder: Path) -> Path:
@@ -132,14 +158,13 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def main(model: Path, *, streams: int, tokens: int, rate: float) -> None:
+def main(model: Path, *, streams: int, tokens: int, rate: float, rounds: int) -> None:
     print(f"{streams} streams of {tokens} tokens; worker, router and client on {psutil.cpu_count()} cores")
     print(f"{'':34} {'tokens/s':>9} {'tokens/delta':>12} {'p50 / p99 ms':>14} {'router us':>9} {'RSS MiB':>8}")
     for name, ids_only in (("as fast as possible, text", False), ("as fast as possible, ids_only", True)):
-        print(row(name, run(model, rate=0, streams=streams, tokens=tokens, ids_only=ids_only), with_age=False), flush=True)
-    slow = max(2, int(rate * 6 / streams))
-    measured = run(model, rate=rate, streams=streams, tokens=slow, ids_only=False)
-    print(row(f"at {rate:,.0f} tokens/s, text", measured, with_age=True), flush=True)
+        with stand(model, rate=0) as on:
+            print(row(name, on.load(on.router, streams=streams, tokens=tokens, ids_only=ids_only)), flush=True)
+    fixed_rate(model, streams=streams, rate=rate, rounds=rounds)
 
 
 if __name__ == "__main__":
@@ -147,7 +172,9 @@ if __name__ == "__main__":
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=600, help="per stream, as fast as possible")
     parser.add_argument("--rate", type=float, default=5000.0, help="tokens per second of the fixed run")
+    parser.add_argument("--rounds", type=int, default=2, help="of the fixed run, 6 s direct and 6 s through the router each")
     parser.add_argument("--model", type=Path, help="folder of a model; default: a tiny one is made")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        main(args.model or make_model(Path(made) / "tiny"), streams=args.streams, tokens=args.tokens, rate=args.rate)
+        model = args.model or make_model(Path(made) / "tiny")
+        main(model, streams=args.streams, tokens=args.tokens, rate=args.rate, rounds=args.rounds)

@@ -1,7 +1,8 @@
 """The fake workers of bench/router.py, in a process of their own: prefill takes no time, decode emits steps as told.
 
-    python -m bench.router_worker --router ADDR --fingerprint HEX --times FILE [--rate TOKENS_PER_SECOND]
+    python -m bench.router_worker --router ADDR --direct ADDR --fingerprint HEX --times FILE [--rate TOKENS_PER_SECOND]
 
+At --direct the same process serves clients itself (bench/router_direct.py): what a stream costs without a router.
 Every token's id is the number of the step that made it, modulo IDS; FILE holds the time of each such step, so that a client
 on the same machine can tell a token's age.
 """
@@ -11,32 +12,36 @@ from __future__ import annotations
 import argparse
 import asyncio
 import mmap
-import time
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import uvloop
 
+from bench.router_direct import Direct
+from bench.steps import IDS, Steps
 from common.address import Address
-from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, generation_pb2, prefill_pb2, prefill_pb2_grpc, work_pb2
+from common.rpc.gen.pdserve.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    work_pb2,
+)
 from common.rpc.registration import Registration
 from common.rpc.server import bind, make_server
 from common.work import Compatibility, PageCounts, Role, WorkerLoad, WorkerProfile
 
-IDS = 256
-Times: TypeAlias = "memoryview[float]"
 TOTAL_PAGES = 1 << 20
 
 
 class Decoder:
     """The running requests: one Token message each, advanced and sent again with every step."""
 
-    def __init__(self, times: Times, *, rate: float) -> None:
-        """rate: tokens per second over all requests; 0: as fast as flow control takes them."""
+    def __init__(self, steps: Steps) -> None:
         self.running: dict[int, tuple[work_pb2.Token, int]] = {}
-        self._times = times
-        self._rate = rate
-        self._step = 0
+        self._steps = steps
         self._begun = asyncio.Event()
 
     def add(self, req: work_pb2.Req) -> None:
@@ -50,10 +55,7 @@ class Decoder:
         while not self.running:
             self._begun.clear()
             await self._begun.wait()
-        if self._rate:
-            await asyncio.sleep(max(0.0, self._last() + len(self.running) / self._rate - time.monotonic()))
-        self._step += 1
-        slot = self._step % IDS
+        slot = await self._steps.next(tokens=len(self.running))
         tokens = []
         for uid, (token, length) in list(self.running.items()):
             token.index += 1
@@ -62,11 +64,8 @@ class Decoder:
                 token.finish = generation_pb2.FINISH_REASON_LENGTH
                 del self.running[uid]
             tokens.append(token)
-        self._times[slot] = time.monotonic()
+        self._steps.stamp()
         return decode_pb2.DecodeSessionResponse(step=decode_pb2.Step(tokens=tokens))
-
-    def _last(self) -> float:
-        return float(self._times[self._step % IDS])
 
 
 class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
@@ -102,15 +101,19 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
                 self._decoder.cancel(message.cancel.uid)
 
 
-async def main(router: str, fingerprint: str, times: Times, rate: float) -> None:
-    decoder = Decoder(times, rate=rate)
+async def main(router: str, direct: str, fingerprint: str, steps: Steps) -> None:
+    decoder = Decoder(steps)
     same = Compatibility(fingerprint, "float32", 16, 4096, 2, 2, 16)
     load = WorkerLoad(pages=PageCounts(TOTAL_PAGES, 0, 0, 0, TOTAL_PAGES))
     roles: list[tuple[str, Role, Any, Any]] = [
         ("p", "prefill", prefill_pb2_grpc.add_PrefillServiceServicer_to_server, Prefill(decoder)),
         ("d", "decode", decode_pb2_grpc.add_DecodeServiceServicer_to_server, Decode(decoder)),
     ]
-    servers, registrations = [], []
+    server = make_server()
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(Direct(steps), server)
+    await bind(server, Address.parse(direct))
+    await server.start()
+    servers, registrations = [server], []
     for worker_id, role, add, servicer in roles:
         server = make_server()
         add(servicer, server)
@@ -128,9 +131,10 @@ async def main(router: str, fingerprint: str, times: Times, rate: float) -> None
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--router", required=True)
+    parser.add_argument("--direct", required=True)
     parser.add_argument("--fingerprint", required=True)
     parser.add_argument("--times", type=Path, required=True)
     parser.add_argument("--rate", type=float, default=0.0)
     args = parser.parse_args()
     with args.times.open("r+b") as file, mmap.mmap(file.fileno(), IDS * 8) as shared:
-        uvloop.run(main(args.router, args.fingerprint, memoryview(shared).cast("d"), args.rate))
+        uvloop.run(main(args.router, args.direct, args.fingerprint, Steps(memoryview(shared).cast("d"), rate=args.rate)))
