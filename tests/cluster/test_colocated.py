@@ -19,11 +19,11 @@ pytestmark = pytest.mark.cluster
 ALWAYS = ("--local-prefill", "always", "--chunk-tokens", str(CHUNK))
 
 
-@pytest.fixture(scope="module")
-def colocated(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One worker that does both."""
-    folder = tmp_path_factory.mktemp("colocated")
-    with Cluster(folder, tiny, prefill=0, decode=1, worker_args=SMALL, decode_args=ALWAYS) as running:
+@pytest.fixture(scope="module", params=["thread", "process"])
+def colocated(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One worker that does both, with its engine in either."""
+    folder, engine = tmp_path_factory.mktemp("colocated"), ("--engine", request.param)
+    with Cluster(folder, tiny, prefill=0, decode=1, worker_args=SMALL, decode_args=[*ALWAYS, *engine]) as running:
         yield running
 
 

@@ -58,12 +58,14 @@ async def test_a_prefill_worker_sends_many_prompts_at_once_through_few_slots(slo
     decode = FakeDecode()
     await decode.start()
     try:
-        async with PrefillStand(decode, transport="grpc", verify=True, slots=slots, num_pages=64, max_running=8) as stand:
+        # It does not take the shm that is offered: its pages cannot be copied from where they are.
+        async with PrefillStand(decode, transport="auto", verify=True, slots=slots, num_pages=64, max_running=8) as stand:
             journeys = [stand.submit(range(uid, uid + 9 + 3 * uid)) for uid in range(1, 7)]
             for journey in journeys:
                 await stand.finish(journey)
             assert stand.report.kinds.count("handed_off") == 6 and not stand.report.all("failed")
             for ticket in decode.tickets.values():
+                assert ticket.request.transport == "grpc"
                 decode.assert_all_kv_arrived(ticket)
     finally:
         await decode.stop()

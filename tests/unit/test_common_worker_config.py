@@ -79,6 +79,17 @@ def test_what_cannot_work_is_one_line(given: dict[str, Any], message: str) -> No
     assert str(caught.value) == message
 
 
+def test_shm_is_for_pools_in_host_memory() -> None:
+    assert prefill(transport="shm").transport == "shm"
+    with pytest.raises(ValueError, match="--transport shm is for --device cpu; on cuda:0 use cuda_ipc, grpc or auto"):
+        prefill(device="cuda", transport="shm")
+
+
+def test_a_worker_that_also_decodes_computes_prompts_in_shorter_steps() -> None:
+    assert (decode().chunk_tokens, decode(device="cuda").chunk_tokens) == (256, 2048)
+    assert (prefill().chunk_tokens, prefill(device="cuda").chunk_tokens) == (256, 8192)
+
+
 def test_a_pool_on_the_cpu_is_sized_before_the_start_and_on_a_gpu_by_the_engine() -> None:
     assert prefill(pool_memory_mb=2).pages_before_start(MIB) == 2
     assert prefill(device="cuda").pages_before_start(MIB) is None

@@ -76,6 +76,14 @@ def test_without_prefill_workers_the_decode_workers_prefill_themselves() -> None
     assert all("--local-prefill always" in " ".join(command.line) for command in commands[1:])
 
 
+def test_a_worker_that_does_both_has_its_gpu_for_itself() -> None:
+    options = Options(model=Path("/m"), router=Address("127.0.0.1", 7), prefill=0, decode=2)
+    for gpus, share in ((2, False), (1, True)):
+        devices = place("cuda", gpus=gpus, prefill=0, decode=2)
+        lines = [" ".join(command.line) for command in plan(options, devices=devices, cores=8)[1:]]
+        assert [("--memory-fraction 0.45" in line, "--memory-fraction" in line) for line in lines] == [(share, share)] * 2
+
+
 def test_the_plan_is_the_router_then_the_workers_all_told_the_same_model_and_context() -> None:
     options = Options(model=Path("/m"), router=Address("127.0.0.1", 7), prefill=2, decode=1, max_context=512, dtype="bfloat16")
     commands = plan(options, devices=["cpu"] * 3, cores=8)

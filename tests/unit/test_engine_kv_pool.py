@@ -106,11 +106,16 @@ def test_a_page_is_read_for_its_first_tokens_alone_whatever_follows_them(dtype: 
     assert len(part) == len(whole) * 3 // 4
 
 
-def test_a_pool_on_a_device_has_room_for_a_nonce_behind_it_in_the_same_allocation() -> None:
-    pool = KVPool(5, num_layers=3, page_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="meta")
-    assert pool.tensor.shape == (5, 3, 2, 4, 2, 8) and pool.tensor.is_contiguous() and pool.tensor.storage_offset() == 0
-    assert pool.tensor.untyped_storage().nbytes() == 5 * pool.page_bytes + NONCE_BYTES
-    assert pool.nonce_address == pool.tensor.data_ptr() + 5 * pool.page_bytes
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_pool_on_a_device_has_room_for_a_nonce_behind_its_pages_in_the_same_allocation(spare: int) -> None:
+    pool = KVPool(
+        5, num_layers=3, page_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="meta", spare_pages=spare
+    )
+    assert pool.num_pages == 5 and pool.tensor.shape == (5 + spare, 3, 2, 4, 2, 8)
+    assert pool.tensor.is_contiguous() and pool.tensor.storage_offset() == 0
+    size = (5 + spare) * pool.page_bytes
+    assert pool.tensor.untyped_storage().nbytes() == size + NONCE_BYTES
+    assert pool.nonce_address == pool.tensor.data_ptr() + size
 
 
 def resident_bytes() -> int:

@@ -21,10 +21,13 @@ from common.descriptor import Descriptor
 from common.engine.parcel import Unpacker, pack
 from common.engine.process import EngineDied, ProcessEngine
 from common.errors import Unavailable
+from common.handoff.cuda_ipc import PoolExport
 from common.handoff.pool_memory import PoolMemory
-from common.work import FinishReason, TokenOut
+from common.work import Compatibility, FinishReason, TokenOut
 from common.work_key import WorkKey
+from decode_worker.description import DecodeDescription
 from decode_worker.events import StepTokens
+from prefill_worker.commands import AwaitPoolEnd, OpenCudaPool
 from tests.helpers.echo_core import EchoCore, News, build_slowly
 from tests.helpers.eventually import eventually
 
@@ -176,6 +179,17 @@ def test_step_tokens_cross_whole() -> None:
     copy = unpacked(StepTokens(7, tokens))
     assert copy == StepTokens(7, tokens) and copy.tokens[1].finish is FinishReason.STOP
     assert isinstance(copy.tokens[0], TokenOut) and isinstance(copy.tokens[0].key, WorkKey)
+
+
+def test_what_cuda_ipc_says_across_the_seam_crosses_whole() -> None:
+    export = PoolExport(bytes(range(64)), 512, 1 << 40, bytes(16), nonce=bytes(range(32)), nonce_offset=(1 << 40) + 512)
+    compatibility = Compatibility("model", "bfloat16", 64, 8192, num_layers=32, num_kv_heads=8, head_dim=128)
+    for value in (
+        DecodeDescription(compatibility, 10, 1 << 23, export),
+        OpenCudaPool("pair", export, "socket", 1 << 23),
+        AwaitPoolEnd("pair"),
+    ):
+        assert unpacked(value) == value
 
 
 def test_the_pool_s_memory_is_the_same_on_the_other_side() -> None:

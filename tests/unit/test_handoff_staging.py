@@ -35,6 +35,7 @@ def test_a_page_s_bytes_go_out_and_come_in_unchanged() -> None:
     pool.tensor[5].copy_(torch.arange(16.0).view(1, 2, 2, 1, 4))
     staging.to_slot(5, 2)
     assert bytes(memory.page_view(2)) == bytes(pool.page_view(5)) == staging.read_page(5, tokens=pool.page_size)
+    assert staging.read_page(5, tokens=1) == pool.read_page(5, tokens=1) != staging.read_page(5, tokens=2)
     staging.from_slot(2, 0)
     assert torch.equal(pool.tensor[0], pool.tensor[5]) and not any(pool.page_view(1))
 
