@@ -25,9 +25,12 @@ class ThreadEngine(EngineFront):
         return await self._started
 
     async def close(self) -> None:
-        if self._thread.is_alive():
-            self._send(Close(), None)
-            await asyncio.shield(self._died)
+        if self._thread.ident is None:
+            return
+        self._send(Close(), None)
+        await asyncio.shield(self._died)
+        # That was its last word, but a thread that still frees tensors when the interpreter ends makes torch abort the process.
+        self._thread.join()
 
     def _send(self, command: Any, call_id: int | None) -> None:
         self._inbox.put((command, call_id))
@@ -52,12 +55,15 @@ class ThreadEngine(EngineFront):
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            core = self._build(self.emit)
-            self._to_loop(self._announce, core.description)
-            CoreLoop(core, self).run()
+            self._run_core()
         except BaseException as caught:
             error = caught
         self._to_loop(self._end, error)
+
+    def _run_core(self) -> None:
+        core = self._build(self.emit)
+        self._to_loop(self._announce, core.description)
+        CoreLoop(core, self).run()
 
     def _to_loop(self, callback: Callable[[Any], Any], value: Any) -> None:
         # A loop that is already closed has nobody left to tell.
