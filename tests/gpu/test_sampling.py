@@ -88,6 +88,16 @@ def test_ties_at_a_threshold_go_to_the_first_ids(rig: Rig, filters: dict[str, An
             assert here == there or distance_to_boundary(logits[row].float(), reqs[row]) < NEAR
 
 
+@pytest.mark.parametrize("filters", [{"top_k": 27}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.9}], ids=str)
+def test_what_is_dropped_among_many_ties_shifts_no_draw(filters: dict[str, Any]) -> None:
+    """Half of the tokens are best, half of the others are kept, and a draw may come after the dropped ones as well as before."""
+    rig, rng = Rig(vocab=40), random.Random(2)
+    logits = torch.arange(40).remainder(2).flip(0).float().expand(ROWS, -1).contiguous()
+    for _ in range(4):
+        reqs = [make_req(SamplingParams(temperature=1.0, seed=rng.getrandbits(64), **filters)) for _ in range(ROWS)]
+        assert tokens(rig.sample(logits, reqs)) == tokens(on_cpu(logits, reqs))
+
+
 @pytest.mark.parametrize("shared_passes", [{}, {ROWS: 1}], ids=str)
 @pytest.mark.parametrize("filters", [{"top_k": 17}, {"top_p": 0.6}], ids=str)
 def test_what_does_not_fit_where_a_search_copies_it_is_searched_in_place(

@@ -99,7 +99,8 @@ def narrow_kernel(
     `rows` rows, there are two, taken in turn."""
     row, chunks = tl.program_id(1), tl.num_programs(0)
     slot = tl.load(slots + row)
-    if is_searched(slot_params, slot, dummy_slot) == 0:
+    min_p_alone = (word(slot_params, slot, TOP_K) <= 0) & (real(slot_params, slot, TOP_P) >= 1.0)
+    if min_p_alone | (is_searched(slot_params, slot, dummy_slot) == 0):
         return
     _, best = row_best(part_max, row, chunks, CHUNKS)
     counting, goal, target, rate, unit = first_search(slot_params, slot, best, scale_of(slot_params, slot))
@@ -141,13 +142,11 @@ def search_kernel(
     if FULL:
         own = tl.load(processed + row)
     _, best = row_best(part_max, row, chunks, CHUNKS)
-    scale = scale_of(slot_params, slot)
-    top_p = real(slot_params, slot, TOP_P)
+    scale, top_p = scale_of(slot_params, slot), real(slot_params, slot, TOP_P)
     counting, goal, target, rate, unit = first_search(slot_params, slot, best, scale)
-    both = counting
     searches = counting + (top_p < 1.0).to(tl.int32)
     low, high, over, reached = best - best + LOWEST_FINITE, above(best), best - best, best - best
-    drop, left, passes, quota = best - best, best - best + float("inf"), done, 0 * slot
+    drop, left, passes, both, quota = best - best, best - best + float("inf"), done, counting, 0 * slot
     if (done > 0) & (searches > 0):
         low, high, over, reached, target = bracket_after(done, brackets, parts, rows, row, chunks, counting, goal, unit, CHUNKS)
         left = (reached - over) / weigh(low, best, rate)
