@@ -147,7 +147,7 @@ def test_cuda_where_there_is_none_is_one_clear_line_of_a_worker_and_exit_code_2(
     assert "Traceback" not in launcher.output
 
 
-@pytest.mark.parametrize(("option", "value"), [("--device", "tpu"), ("--prefill", "0"), ("--decode", "-1")])
+@pytest.mark.parametrize(("option", "value"), [("--device", "tpu"), ("--prefill", "-1"), ("--decode", "0")])
 def test_an_option_that_cannot_work_is_one_line(
     option: str, value: str, started: list[Process], tiny: Path, tmp_path: Path
 ) -> None:
