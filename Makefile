@@ -17,6 +17,7 @@ DECODE ?= 1
 PORT ?= 50051
 ARGS ?=
 TESTS ?=
+ONLY ?=
 
 ifeq ($(origin PYTHON),undefined)
   PYTHON := .venv/bin/python
@@ -26,7 +27,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup protos run-local smoke chat test test-unit test-faults test-gpu bench bench-cpu bench-router bench-serve fmt lint types clean help
+.PHONY: setup protos run-local smoke chat test test-unit test-faults test-gpu bench bench-cpu bench-router bench-gpu bench-serve fmt lint types clean help
 
 setup: $(READY)  ## make .venv and install the pinned dependencies (TORCH= chooses another torch)
 
@@ -69,6 +70,9 @@ bench-router: $(READY)  ## the router's own speed, with workers that only preten
 
 bench-serve: $(READY)  ## what clients see under load: ARGS="open|goodput|offline|interference ..."
 	@$(PYTHON) -m bench.serve $(or $(ARGS),--help)
+
+bench-gpu: $(READY)  ## the GPU data plane, a table per line of docs/performance.md (ONLY=1,4 chooses)
+	@$(PYTHON) -m bench.gpu $(if $(ONLY),--only '$(ONLY)') $(ARGS)
 
 fmt: $(READY)  ## format the code
 	@$(PYTHON) -m ruff format

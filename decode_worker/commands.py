@@ -74,8 +74,9 @@ class Commit:
     """All KV is there (with grpc the caller has seen to it). Reply: None, and None again for a while after, however often and
     in whichever order with other commands it comes: the first one counts.
 
-    first_tokens: their keys' epochs do not count, for a token names none on the wire. Raises InvalidRequest (first_tokens do
-    not fit the ticket), FailedPrecondition (pages are missing), DataLoss (a checksum differs; the ticket has ended), Aborted
+    first_tokens: their keys' epochs do not count, for a token names none on the wire. computed_at: when the last chunk had been
+    computed, in time.monotonic() seconds of this host; 0.0: not said. Raises InvalidRequest (first_tokens do not fit the ticket),
+    FailedPrecondition (pages are missing), DataLoss (a checksum differs; the ticket has ended), Aborted
     (the ticket had ended: says why), NotFound.
     """
 
@@ -83,6 +84,7 @@ class Commit:
     first_tokens: tuple[TokenOut, ...]
     pages_sent: int
     page_crc32: tuple[int, ...] = ()
+    computed_at: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ def commit_from_pb(request: decode_pb2.CommitRequest) -> Commit:
         first_tokens=tuple(token_from_pb(token, 0) for token in request.first_tokens),
         pages_sent=request.pages_sent,
         page_crc32=tuple(request.page_crc32),
+        computed_at=request.computed_at_ns / 1e9,
     )
 
 

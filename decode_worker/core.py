@@ -34,7 +34,7 @@ from common.work_key import WorkKey
 from decode_worker import commands
 from decode_worker.decoding import Decoding
 from decode_worker.description import DecodeDescription
-from decode_worker.events import SlotFree, Stats
+from decode_worker.events import HandedOver, SlotFree, Stats
 from decode_worker.local_prefill import LocalPrefill, PromptLimits
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.tickets import NewName, Tickets, random_name
@@ -140,7 +140,7 @@ class DecodeCore:
             case commands.Renew():
                 return self._tickets.renew(command.tickets, now=now)
             case commands.Commit():
-                return self._decoding.add(self._tickets.commit(command, now=now))
+                return self._commit(command, now)
             case commands.Release():
                 return self._tickets.release(command, now=now)
             case commands.Cancel():
@@ -165,6 +165,12 @@ class DecodeCore:
                 return self._hand_back(now)
             case _:
                 assert_never(command)
+
+    def _commit(self, command: commands.Commit, now: float) -> None:
+        completions = self._tickets.commit(command, now=now)
+        self._decoding.add(completions)
+        if completions and command.computed_at:
+            self._emit(HandedOver(now - command.computed_at))
 
     def _reserve(self, command: commands.Reserve, call_id: int | None) -> object:
         assert call_id is not None, "a Reserve needs somebody to grant pages to"

@@ -34,6 +34,13 @@ class SlotFree(Urgent):
 
 
 @dataclass(frozen=True)
+class HandedOver:
+    """A request may run here. exposed_seconds: since its prompt was computed, by this host's clock."""
+
+    exposed_seconds: float
+
+
+@dataclass(frozen=True)
 class PrefillStarted(Urgent):
     """The first chunk of a prompt that this worker computes itself is about to be launched. key: of the first completion."""
 

@@ -37,6 +37,7 @@ from decode_worker.core import DecodeCore
 from decode_worker.cuda_export import export_kv_pool
 from decode_worker.handoff_servicer import HandoffServicer
 from decode_worker.local_prefill import PromptLimits
+from decode_worker.metrics import DecodeMetrics
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 
@@ -79,6 +80,7 @@ def make_worker(config: Config) -> DecodeWorker:
         f"decode-{secrets.token_hex(4)}",
         make_engine=lambda on_event: make_engine(config.engine, build, on_event=on_event),
         memory=memory,
+        metrics=DecodeMetrics(),
         offer_shm=config.shm and not config.on_cuda,
         staged=config.on_cuda,
     )

@@ -22,6 +22,7 @@ from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
 from decode_worker.commit_wire import commit_from_bytes
 from decode_worker.description import DecodeDescription
+from decode_worker.metrics import DecodeMetrics
 from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions
 
@@ -35,13 +36,21 @@ class DecodeWorker:
     """Event loop only. Before start() has returned, every request is answered with Unavailable."""
 
     def __init__(
-        self, worker_id: str, *, make_engine: MakeEngine, memory: PoolMemory, offer_shm: bool, staged: bool = False
+        self,
+        worker_id: str,
+        *,
+        make_engine: MakeEngine,
+        memory: PoolMemory,
+        offer_shm: bool,
+        metrics: DecodeMetrics,
+        staged: bool = False,
     ) -> None:
         """make_engine(on_event): an engine whose core is a DecodeCore living in memory or, if staged, reaching its pages through
         it. offer_shm: not if staged, for peers would write to slots. Call within the running loop."""
         assert not (staged and offer_shm)
         self.worker_id = worker_id
         self.memory = memory
+        self._metrics = metrics
         self._engine = make_engine(self._on_event)
         self._description: DecodeDescription | None = None
         self.sessions = Sessions(self._engine.post)
@@ -210,6 +219,8 @@ class DecodeWorker:
             case events.TicketClosed():
                 self.receiver.close(event.ticket, event.reason)
                 self._engine.post(commands.Drained(event.ticket))
+            case events.HandedOver():
+                self._metrics.handed_over(event.exposed_seconds)
             case events.SlotFree():
                 assert self._slots is not None
                 self._slots.give_back(event.slot)

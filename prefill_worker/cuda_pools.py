@@ -122,6 +122,7 @@ class CudaPools:
             first_tokens=map(token_to_pb, tokens),
             pages_sent=job.sent,
             page_crc32=job.page_crc32,
+            computed_at_ns=int(self._clock() * 1e9),
         )
         if not self._link(destination).send(request.SerializeToString()):
             log.info("a commit was not sent ahead: the decode worker does not read")

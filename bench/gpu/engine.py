@@ -29,6 +29,7 @@ class Engine:
     runner: GraphRunner
     shape: ModelConfig
     matrix_elements: int
+    chunk_tokens: int
 
     @property
     def matrix_bytes(self) -> int:
@@ -70,7 +71,7 @@ def load(name: str, *, graph_sizes: Sequence[int], max_context: int, pool_pages:
     shape = runner.shape
     # Zeros would flatter: they compress in flight and hide wrong addresses.
     runner.pool.tensor.normal_(std=0.5)
-    return Engine(name, runner, shape, matrix_elements(shape))
+    return Engine(name, runner, shape, matrix_elements(shape), chunk_tokens)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from common.address import Address
 from common.core import Batch, Req
@@ -24,6 +25,7 @@ from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, 
 from common.rpc.server import bind, make_server
 from common.wire import compatibility_to_pb, req_to_pb, token_to_pb
 from decode_worker.core import DecodeCore
+from decode_worker.metrics import DecodeMetrics
 from decode_worker.server import add_services
 from decode_worker.worker import DecodeWorker
 from tests.helpers.decode_core import EPOCH, first_tokens
@@ -198,7 +200,14 @@ def fake_worker(
         return ThreadEngine(build, on_event=on_event)
 
     offer_shm = offer_shm and not slots and cuda is None
-    worker = DecodeWorker("decode-test", make_engine=make_engine, memory=memory, offer_shm=offer_shm, staged=slots > 0)
+    worker = DecodeWorker(
+        "decode-test",
+        make_engine=make_engine,
+        memory=memory,
+        offer_shm=offer_shm,
+        metrics=DecodeMetrics(registry=CollectorRegistry()),
+        staged=slots > 0,
+    )
     return worker, runner
 
 

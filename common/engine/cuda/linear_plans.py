@@ -1,4 +1,4 @@
-"""Which products small_linear computes, and by which plan: what was measured best on an H200 (bench/gpu_linear.py), where it
+"""Which products small_linear computes, and by which plan: what was measured best on an H200 (bench/gpu/linear.py), where it
 beats cuBLAS with the small kernels around it. docs/performance.md has the figures.
 """
 

@@ -131,16 +131,18 @@ class RenewResponse(_message.Message):
     def __init__(self, lost: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("ticket", "first_tokens", "pages_sent", "page_crc32")
+    __slots__ = ("ticket", "first_tokens", "pages_sent", "page_crc32", "computed_at_ns")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_SENT_FIELD_NUMBER: _ClassVar[int]
     PAGE_CRC32_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_AT_NS_FIELD_NUMBER: _ClassVar[int]
     ticket: str
     first_tokens: _containers.RepeatedCompositeFieldContainer[_work_pb2.Token]
     pages_sent: int
     page_crc32: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ticket: _Optional[str] = ..., first_tokens: _Optional[_Iterable[_Union[_work_pb2.Token, _Mapping]]] = ..., pages_sent: _Optional[int] = ..., page_crc32: _Optional[_Iterable[int]] = ...) -> None: ...
+    computed_at_ns: int
+    def __init__(self, ticket: _Optional[str] = ..., first_tokens: _Optional[_Iterable[_Union[_work_pb2.Token, _Mapping]]] = ..., pages_sent: _Optional[int] = ..., page_crc32: _Optional[_Iterable[int]] = ..., computed_at_ns: _Optional[int] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ()

@@ -1,6 +1,6 @@
 """The device sampler's time per step, advance included, in CUDA graphs: microseconds per level, batch size and vocabulary.
 
-    python -m bench.gpu_sampling [--batch 1 8 64 256] [--vocab 128256 151936] [--std 1.28] [--profile]
+    python -m bench.gpu.sampling [--batch 1 8 64 256] [--vocab 128256 151936] [--std 1.28] [--profile]
 
 Logits are bf16 and normal: as random weights make them, and the hardest for top_p, which then keeps half the vocabulary. --std 6
 makes them as peaked as a model's. The copy of a step's logits from one buffer to another is timed beside, as the floor of a pass.

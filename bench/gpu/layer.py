@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from bench.gpu_clock import graph_us
+from bench.gpu.clock import graph_us
 from common.engine.cuda import kernels
 from common.engine.cuda.small_linear import MAX_TOKENS, Workspace, choose, small_linear
 

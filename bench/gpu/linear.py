@@ -1,4 +1,4 @@
-"""Which plan of small_linear suits which product: every candidate beside torch's F.linear. `python -m bench.gpu_kernels` runs it.
+"""Which plan of small_linear suits which product: every candidate beside torch's F.linear. `python -m bench.gpu.kernels` runs it.
 
 Candidates are compiled by many processes first. Each is checked against torch before it is timed. Weights differ from launch to
 launch, so that they come from memory.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bench.gpu_clock import copies_beyond_l2, graph_us
+from bench.gpu.clock import copies_beyond_l2, graph_us
 from common.engine.cuda.small_linear import Plan, Workspace, choose, small_linear
 
 EPS = 1e-5

@@ -1,6 +1,6 @@
 """The GPU's kernels one by one, in CUDA graphs: the small ones beside torch's, candidate plans of small_linear, and whole layers.
 
-python -m bench.gpu_kernels [--only small linear layers] [--tokens 1 8] [--shapes 8B,head] [--top 4] [--json FILE]
+python -m bench.gpu.kernels [--only small linear layers] [--tokens 1 8] [--shapes 8B,head] [--top 4] [--json FILE]
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from bench import gpu_layer, gpu_linear
-from bench.gpu_clock import copies_beyond_l2, graph_us
+from bench.gpu import layer, linear
+from bench.gpu.clock import copies_beyond_l2, graph_us
 from common.engine.cuda import kernels
 
 PAGE_SIZE = 64
@@ -136,11 +136,11 @@ def main() -> None:
     if "small" in options.only:
         small_kernels()
     if "linear" in options.only:
-        results = gpu_linear.tune(options.tokens, only=options.shapes, top=options.top)
+        results = linear.tune(options.tokens, only=options.shapes, top=options.top)
         if options.json:
             options.json.write_text(json.dumps(results))
     if "layers" in options.only:
-        gpu_layer.compare(options.tokens)
+        layer.compare(options.tokens)
 
 
 if __name__ == "__main__":
