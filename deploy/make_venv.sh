@@ -23,5 +23,10 @@ echo "installing $torch (where pip only has the CUDA build for this Python, seve
 $pip install $torch
 echo "installing the pinned dependencies"
 $pip install -r requirements.lock
+if nvidia-smi -L >/dev/null 2>&1; then
+    echo "installing what the GPU engine needs"
+    extra='import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["cuda"])'
+    $pip install $(.venv/bin/python -c "$extra")
+fi
 rm -f .venv/.ready-*
 touch "$ready"

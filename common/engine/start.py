@@ -17,6 +17,8 @@ from common.handoff.staging import Staging, slots_for
 from common.worker_config import MIB, WorkerConfig
 
 OUT_OF_CPU_MEMORY = "DefaultCPUAllocator"
+CUDA_MODULES = ("flashinfer", "triton", "cuda")
+"""What the extra `cuda` brings."""
 
 BuildRunner = Callable[[EngineConfig, memoryview | None, Callable[[str], None]], Runner]
 """(engine, where its pool is to be or None for memory of its own, progress) -> the worker's Runner. Raises StartError."""
@@ -77,6 +79,10 @@ def starting_on(device: str) -> Iterator[None]:
     check_device(device)
     try:
         yield
+    except ModuleNotFoundError as error:
+        if is_cuda(device) and error.name is not None and error.name.split(".")[0] in CUDA_MODULES:
+            raise StartError(f"--device {device} needs {error.name}: pip install '.[cuda]'") from error
+        raise
     except (RuntimeError, MemoryError) as error:
         first = str(error).partition("\n")[0]
         if isinstance(error, torch.OutOfMemoryError):

@@ -43,6 +43,10 @@ def config(**given: Any) -> EngineConfig:
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out of memory: [enforce fail] DefaultCPU"),
         (MemoryError(), "out of memory: the machine has no more"),
         (StartError("weights have no tensor x"), "weights have no tensor x"),
+        (
+            ModuleNotFoundError("No module named 'flashinfer'", name="flashinfer.decode"),
+            "--device cuda:1 needs flashinfer.decode: pip install '.[cuda]'",
+        ),
     ],
 )
 def test_what_a_start_lacks_is_one_line(error: Exception, line: str, two_gpus: None) -> None:
@@ -55,6 +59,8 @@ def test_what_a_start_lacks_is_one_line(error: Exception, line: str, two_gpus: N
 def test_a_mistake_of_ours_keeps_its_traceback(two_gpus: None) -> None:
     with pytest.raises(RuntimeError, match="shapes differ"), starting_on("cuda:0"):
         raise RuntimeError("shapes differ")
+    with pytest.raises(ModuleNotFoundError), starting_on("cuda:0"):
+        raise ModuleNotFoundError("No module named 'common.engine.cuda.bild'", name="common.engine.cuda.bild")
     with pytest.raises(RuntimeError, match="CUDA"), starting_on("cpu"):
         raise RuntimeError("CUDA on a CPU")
 
