@@ -7,6 +7,7 @@ from collections.abc import Callable
 from common.by_device import is_cuda
 from common.engine.config import EngineConfig
 from common.engine.load import load_model
+from common.engine.memory import tell_use
 from common.engine.runner import ModelRunner, Runner
 
 
@@ -21,4 +22,6 @@ def build_runner(config: EngineConfig, pool_storage: memoryview | None, progress
 
     runner = build_cuda_runner(loaded, config, progress)
     capture = len(config.graph_sizes) > 0 and runner.attention.decode.can_capture
-    return GraphRunner(runner, sizes=config.graph_sizes, capture=capture, progress=progress)
+    graphs = GraphRunner(runner, sizes=config.graph_sizes, capture=capture, progress=progress)
+    tell_use(config, progress)
+    return graphs

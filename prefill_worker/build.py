@@ -7,6 +7,7 @@ from collections.abc import Callable
 from common.by_device import is_cuda
 from common.engine.config import EngineConfig
 from common.engine.load import load_model
+from common.engine.memory import tell_use
 from common.engine.runner import ModelRunner, Runner
 
 
@@ -18,4 +19,6 @@ def build_runner(config: EngineConfig, pool_storage: memoryview | None, progress
     # Imported when asked for: it needs what only a machine with a GPU has.
     from common.engine.cuda.build import build_cuda_runner
 
-    return build_cuda_runner(loaded, config, progress)
+    runner = build_cuda_runner(loaded, config, progress)
+    tell_use(config, progress)
+    return runner

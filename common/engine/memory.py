@@ -10,6 +10,7 @@ what the rest of the worker leaves of it:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -61,3 +62,13 @@ def pages_that_fit(config: EngineConfig, card: CardMemory, *, page_bytes: int, r
             f"{card.free / MIB:.0f} are free, a page needs {page_bytes / MIB:.1f}"
         )
     return pages
+
+
+def tell_use(config: EngineConfig, progress: Callable[[str], None]) -> None:
+    """What the worker came to take, once everything is there, of what it may."""
+    card = CardMemory.read(config.device)
+    allowed = int(card.total * (config.memory_fraction or 1.0))
+    beyond = ", MORE than --memory-fraction allows" if card.used > allowed else ""
+    progress(
+        f"{config.device}: {card.used / MIB:.0f} MiB used of {allowed / MIB:.0f} allowed and {card.total / MIB:.0f} there{beyond}"
+    )

@@ -133,3 +133,18 @@ def test_seeded_sampling_does_not_depend_on_the_batch(model: Path) -> None:
             driver.decode_all([mine, *others])
             outputs.append([one.token_id for one in driver.sampled[mine]])
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("kernel", ["xqa", "flashinfer", "torch"])
+def test_every_decode_kernel_is_near_the_float32_reference(tmp_path: Path, kernel: str) -> None:
+    """flashinfer plans on the CPU before each replay; torch cannot be captured at all."""
+    shape: dict[str, Any] = {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 128, "layers": 2, "vocab": 700}
+    folder = make_tiny_model(tmp_path, dtype=torch.bfloat16, max_context=2048, **shape)
+    with gpu_engine(folder, decode_attention=kernel) as runner:
+        driver = EngineDriver(runner)
+        params = SamplingParams(max_tokens=70, ignore_eos=True)
+        reqs = [driver.add(prompt, max_tokens=70, params=params, logprobs=TOP) for prompt in prompts(7)]
+        driver.prefill(reqs)
+        driver.decode_all(reqs, ahead=True)
+        for req in reqs:
+            assert_near_reference(folder, req, driver.sampled[req])

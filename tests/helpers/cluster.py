@@ -107,8 +107,10 @@ class Cluster:
         prefill_args: Sequence[str] = (),
         decode_args: Sequence[str] = (),
         router_args: Sequence[str] = (),
+        start_seconds: float = START_SECONDS,
     ) -> None:
         self.folder, self.model = folder, model
+        self.start_seconds = start_seconds
         self.address = f"127.0.0.1:{free_port()}"
         self.router_args = ["--listen", self.address, "--model", str(model), *router_args]
         shared = ["--model", str(model), "--router", self.address, "--threads", "1", *worker_args]
@@ -126,8 +128,8 @@ class Cluster:
                 for _ in range(count):
                     self.start_worker(role)
             for worker in (*self.prefill, *self.decode):
-                worker.wait_for_line("registered with router")
-            self.router.wait_for_line("router ready on")
+                worker.wait_for_line("registered with router", within=self.start_seconds)
+            self.router.wait_for_line("router ready on", within=self.start_seconds)
         except BaseException:
             self.close()
             raise

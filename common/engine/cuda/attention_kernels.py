@@ -168,10 +168,12 @@ class FlashInferDecode:
         """max_pages: of all requests of a step together."""
         self._geometry = geometry
         self._workspace = workspace
+        self._planned = torch.cuda.Event()
         self._indices = torch.empty(max_pages, dtype=torch.int32, device=geometry.device)
         self._wrappers: dict[int, flashinfer.BatchDecodeWithPagedKVCacheWrapper] = {}
 
     def plan(self, lengths: Sequence[int], pages: Sequence[NDArray[np.int32]]) -> None:
+        self._planned.synchronize()  # As in FlashInferPrefill.
         geometry = self._geometry
         kv_len = np.array(lengths, dtype=np.int32)
         self._wrapper(len(lengths)).plan(
@@ -184,6 +186,7 @@ class FlashInferDecode:
             geometry.page_size,
             q_data_type=geometry.dtype,
         )
+        self._planned.record()
 
     def run(
         self,
