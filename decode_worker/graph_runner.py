@@ -21,6 +21,7 @@ import torch
 from common.core import Batch, Req, SamplingParams
 from common.engine.cuda import kernels
 from common.engine.cuda.attention import CudaMetadata
+from common.engine.cuda.capture import capture, uncollected
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.results import ResultRing
 from common.engine.cuda.runner import CudaRunner
@@ -61,7 +62,7 @@ class GraphRunner:
         self._layers: dict[int, Launch] = {}
         self._sampling: dict[tuple[int, Level], Launch] = {}
         self._results = ResultRing(self._sampler)
-        self._prepare(capture, progress)
+        self._prepare(progress, graphs=capture)
 
     def run(self, batch: Batch) -> list[list[Sampled]]:
         return self.launch(batch).result()
@@ -104,14 +105,14 @@ class GraphRunner:
 
     # Once, at the start.
 
-    def _prepare(self, capture: bool, progress: Callable[[str], None]) -> None:
+    def _prepare(self, progress: Callable[[str], None], *, graphs: bool) -> None:
         """Largest first, so that the smaller graphs find their memory in the pool that all share."""
         self._buffers.rows.fill_(self.page_table.dummy_row)
-        pool = torch.cuda.graph_pool_handle() if capture else None
-        for done, size in enumerate(reversed(self._sizes), start=1):
-            with torch.inference_mode():
+        pool = torch.cuda.graph_pool_handle() if graphs else None
+        with torch.inference_mode(), uncollected():
+            for done, size in enumerate(reversed(self._sizes), start=1):
                 self._prepare_size(size, pool)
-            progress(f"prepared {done} of {len(self._sizes)} decode batch sizes")
+                progress(f"prepared {done} of {len(self._sizes)} decode batch sizes")
 
     def _prepare_size(self, size: int, pool: Any) -> None:
         self._plan([self._dummy] * size)
@@ -172,10 +173,8 @@ def _prepared(body: Launch, pool: Any) -> Launch:
     torch.cuda.synchronize()
     if pool is None:
         return body
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
-        body()
-    return graph.replay
+    _, replay = capture(body, pool)
+    return replay
 
 
 def _dummy_req(row: int) -> Req:

@@ -7,12 +7,14 @@ at; a padding request has no token, and its row of logits is token 0's, which no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from common.core import Batch, Req
 from common.engine.cuda.attention_kernels import PrefillKernel
+from common.engine.cuda.capture import capture, uncollected
 from common.engine.cuda.inputs import PrefillInputs
 from common.engine.peer_store import PeerStore
 
@@ -49,8 +51,8 @@ class PrefillGraphs:
         self._inputs = inputs
         self._captured: dict[Shape, _Captured] = {}
         pool = torch.cuda.graph_pool_handle()
-        for shape in sorted(shapes, reverse=True):
-            with torch.inference_mode():
+        with torch.inference_mode(), uncollected():
+            for shape in sorted(shapes, reverse=True):
                 self._captured[shape] = self._capture(shape, forward, make_kernel(shape), pool)
         self._shapes = sorted(shapes)
 
@@ -79,7 +81,5 @@ class PrefillGraphs:
         kernel.plan(spans)
         forward(batch, kernel)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
-            logits = forward(batch, kernel)
-        return _Captured(inputs, kernel, logits, graph.replay)
+        logits, replay = capture(partial(forward, batch, kernel), pool)
+        return _Captured(inputs, kernel, logits, replay)
