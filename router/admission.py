@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from common.errors import AlreadyExists, PdserveError, ResourceExhausted, Unavailable
@@ -52,6 +53,15 @@ class Admission:
         self._queued += 1
         return ticket
 
+    async def left(self, request_id: str, *, within_seconds: float) -> None:
+        """Returns once the name is free, or so long after. A cancelled call holds its name until its task has been told, which
+        may be after the client's next call has come."""
+        holder = self._inside.get(request_id)
+        if holder is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_seconds):
+                    await holder.left.wait()
+
     def find(self, request_id: str) -> Ticket | None:
         return self._inside.get(request_id)
 
@@ -70,6 +80,7 @@ class Admission:
 
     def _leave(self, ticket: Ticket) -> None:
         del self._inside[ticket.request_id]
+        ticket.left.set()
         if not self._inside:
             self._emptied.set()
         if ticket.is_queued:
@@ -85,6 +96,7 @@ class Ticket:
     def __init__(self, admission: Admission, request_id: str) -> None:
         self.request_id = request_id
         self.is_queued = True
+        self.left = asyncio.Event()
         self._admission = admission
         self._end: Callable[[PdserveError | None], None] | None = None
         self._asked: list[PdserveError | None] = []

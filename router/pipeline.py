@@ -36,6 +36,9 @@ from router.uids import Uids
 from router.valid_request import Limits, ValidRequest
 from router.validation import check_prompt, validate
 
+GOODBYE_SECONDS = 0.2
+"""How long a name in use is waited for, in case its call was cancelled a moment ago."""
+
 
 class Pipeline:
     """One per router; lives in the event loop."""
@@ -76,7 +79,9 @@ class Pipeline:
         outcome, usage = "OK", _Usage()
         try:
             request = validate(pb, self.limits)
-            with self._admission.enter(request.request_id or f"req-{self._rng.getrandbits(64):016x}") as ticket:
+            name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
+            await self._admission.left(name, within_seconds=GOODBYE_SECONDS)
+            with self._admission.enter(name) as ticket:
                 journey = await self._prepare(request, ticket, usage, arrived_at=arrived_at, deadline=deadline)
                 del request  # Its list of ids would be the largest thing a long stream holds.
                 try:

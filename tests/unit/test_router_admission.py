@@ -66,3 +66,15 @@ async def test_empty_returns_when_the_last_one_left() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
     await asyncio.wait_for(waiting, 0.1)
+
+
+async def test_a_name_is_waited_for_until_its_holder_leaves_and_no_longer_than_said_can_10() -> None:
+    admission = Admission(max_queue=4, max_in_flight=4)
+    await admission.left("a", within_seconds=60)
+    holder = admission.enter("a")
+    await admission.left("a", within_seconds=0.01)
+    assert admission.find("a") is holder
+    asyncio.get_running_loop().call_later(0.01, holder.__exit__, None, None, None)
+    await admission.left("a", within_seconds=60)
+    with admission.enter("a"):
+        pass
