@@ -36,21 +36,21 @@ async def is_busy(client: Client, role: str, at_least: int = 1) -> bool:
 
 
 async def test_can_01_a_cancelled_prefill_does_not_hold_up_the_next(tiny: Path, tmp_path: Path) -> None:
-    args = ["--page-size", "16", "--pool-pages", "512", "--max-context", "4096"]
+    args = ["--page-size", "16", "--pool-pages", "256", "--max-context", "2048"]
     with Cluster(tmp_path, tiny, worker_args=args, prefill_args=["--chunk-tokens", "1"]) as cluster:
         async with cluster.client() as client:
             short = prompt(8)
             began = time.monotonic()
             await client.generate(short, sampling={"max_tokens": 1})
             unloaded = time.monotonic() - began
-            long = client.call(prompt(4095), sampling={"max_tokens": 1})
+            long = client.call(prompt(2047), sampling={"max_tokens": 1})
             await eventually(lambda: is_busy(client, "prefill"), within=5)
             long.cancel()
             began = time.monotonic()
             await client.generate(prompt(9), sampling={"max_tokens": 1})
             assert time.monotonic() - began < unloaded + 0.5
             assert await outcome(long) is grpc.StatusCode.CANCELLED
-            await cluster.capacity_probe(client, within=30)  # 4,000 steps of one token
+            await cluster.capacity_probe(client, within=30)  # 2,000 steps of one token, twice
 
 
 @pytest.mark.timeout(120)
@@ -104,13 +104,13 @@ async def test_can_07_a_request_id_is_free_again_once_its_call_was_cancelled(cli
 
 
 async def test_can_08_a_deadline_that_passes_in_the_queue_computes_nothing(tiny: Path, tmp_path: Path) -> None:
-    args = ["--page-size", "16", "--pool-pages", "600", "--max-context", "4096"]
+    args = ["--page-size", "16", "--pool-pages", "600", "--max-context", "1600"]
     with Cluster(tmp_path, tiny, worker_args=args, prefill_args=["--chunk-tokens", "2", "--max-running", "2"]) as cluster:
         async with cluster.client() as client:
-            long = [asyncio.ensure_future(client.generate(prompt(4000, seed=i), sampling={"max_tokens": 1})) for i in range(2)]
+            long = [asyncio.ensure_future(client.generate(prompt(1500, seed=i), sampling={"max_tokens": 1})) for i in range(2)]
             await eventually(lambda: is_busy(client, "prefill", 2), within=5)
             began = time.monotonic()
-            late = [client.call(prompt(3000, seed=10 + i), timeout=0.2, sampling={"max_tokens": 1}) for i in range(20)]
+            late = [client.call(prompt(1200, seed=10 + i), timeout=0.2, sampling={"max_tokens": 1}) for i in range(20)]
             assert {await outcome(call) for call in late} == {grpc.StatusCode.DEADLINE_EXCEEDED}
             assert time.monotonic() - began < 2
             await asyncio.gather(*long)
