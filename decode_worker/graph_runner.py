@@ -37,7 +37,7 @@ Launch = Callable[[], None]
 
 
 class GraphRunner:
-    """A Runner (common/engine/runner.py). Prefill steps go to the CudaRunner underneath, uncaptured."""
+    """A Runner (common/engine/runner.py). Prefill steps go to the CudaRunner underneath."""
 
     lookahead = 1
 
