@@ -24,7 +24,7 @@ class Config(WorkerConfig):
     graph_sizes: BatchSizes = by_device(
         cpu=BatchSizes(),
         cuda=UP_TO_MAX_RUNNING,
-        help="batch sizes to capture a CUDA graph for, with commas between; none: no graphs",
+        help="batch sizes to capture a CUDA graph for, with commas between; --max-running is one in any case; none: no graphs",
     )
     lease: timedelta = option(timedelta(seconds=10), "how long granted pages wait for their KV without a sign of the sender")
     local_prefill: Literal["never", "always"] = option(

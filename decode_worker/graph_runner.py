@@ -23,7 +23,7 @@ from common.engine.cuda import kernels
 from common.engine.cuda.attention import CudaMetadata
 from common.engine.cuda.capture import capture, uncollected
 from common.engine.cuda.page_table import CudaPageTable
-from common.engine.cuda.results import ResultRing
+from common.engine.cuda.results import fetch
 from common.engine.cuda.runner import CudaRunner
 from common.engine.cuda.sampling import DeviceSampler, Level, level_of
 from common.engine.cuda.sampling_state import SamplingState
@@ -42,8 +42,8 @@ class GraphRunner:
     lookahead = 1
 
     def __init__(self, runner: CudaRunner, *, sizes: Sequence[int], capture: bool, progress: Callable[[str], None]) -> None:
-        """sizes: batch sizes to prepare; the page table's rows are one of them, or will be. capture: False runs the same step
-        launch by launch, for kernels that cannot be captured and to compare with."""
+        """sizes: batch sizes to capture; the page table's rows are one of them, or will be. capture: False runs the same step
+        launch by launch and without padding, for kernels that cannot be captured and to compare with."""
         self._runner = runner
         self.compatibility = runner.compatibility
         self.eos_token_ids = runner.eos_token_ids
@@ -51,7 +51,7 @@ class GraphRunner:
         self.pool = runner.pool
         self.shape = runner.shape
         rows = self.page_table.rows
-        self._sizes = sorted({*(size for size in sizes if size < rows), rows})
+        self._sizes = sorted({*(size for size in sizes if size < rows), rows}) if capture else []
         sampling = SamplingState(rows + 1, runner.shape.vocab_size, runner.eos_token_ids, runner.device)
         self._sampler = DeviceSampler(sampling, rows)
         self._rows = DeviceRows(rows, sampling=sampling, device=runner.device)
@@ -61,8 +61,7 @@ class GraphRunner:
         self._batch_rows: list[int] = []
         self._layers: dict[int, Launch] = {}
         self._sampling: dict[tuple[int, Level], Launch] = {}
-        self._results = ResultRing(self._sampler)
-        self._prepare(progress, graphs=capture)
+        self._capture_all(progress)
 
     def run(self, batch: Batch) -> list[list[Sampled]]:
         return self.launch(batch).result()
@@ -78,16 +77,21 @@ class GraphRunner:
             self._plan(batch.padded_reqs)
             level = level_of(batch.reqs)
             self.replay(batch.padded_size, level)
-            return self._results.fetch(batch.reqs, level)
+            return fetch(self._sampler, batch.reqs, level)
 
     def replay(self, size: int, level: Level) -> None:
         """The step itself, of the rows that are on the device."""
-        self._layers[size]()
-        self._sampling[size, level]()
+        if self._sizes:
+            self._layers[size]()
+            self._sampling[size, level]()
+        else:
+            logits: list[torch.Tensor] = []
+            self._forward(size, logits)
+            self._sample(size, level, logits)
 
     def pad_batch(self, batch: Batch) -> None:
-        """Fills padded_reqs up to the next prepared size."""
-        size = self._sizes[bisect.bisect_left(self._sizes, batch.size)]
+        """Fills padded_reqs up to the next captured size."""
+        size = self._sizes[bisect.bisect_left(self._sizes, batch.size)] if self._sizes else batch.size
         batch.padded_reqs = batch.reqs + [self._dummy] * (size - batch.size)
 
     def _upload_rows(self, reqs: Sequence[Req]) -> None:
@@ -105,21 +109,21 @@ class GraphRunner:
 
     # Once, at the start.
 
-    def _prepare(self, progress: Callable[[str], None], *, graphs: bool) -> None:
+    def _capture_all(self, progress: Callable[[str], None]) -> None:
         """Largest first, so that the smaller graphs find their memory in the pool that all share."""
         self._buffers.rows.fill_(self.page_table.dummy_row)
-        pool = torch.cuda.graph_pool_handle() if graphs else None
+        pool = torch.cuda.graph_pool_handle()
         with torch.inference_mode(), uncollected():
             for done, size in enumerate(reversed(self._sizes), start=1):
-                self._prepare_size(size, pool)
-                progress(f"prepared {done} of {len(self._sizes)} decode batch sizes")
+                self._capture_size(size, pool)
+                progress(f"captured {done} of {len(self._sizes)} decode batch sizes")
 
-    def _prepare_size(self, size: int, pool: Any) -> None:
+    def _capture_size(self, size: int, pool: Any) -> None:
         self._plan([self._dummy] * size)
         logits: list[torch.Tensor] = []
-        self._layers[size] = _prepared(partial(self._forward, size, logits), pool)
+        self._layers[size] = _captured(partial(self._forward, size, logits), pool)
         for level in Level:
-            self._sampling[size, level] = _prepared(partial(self._sample, size, level, logits), pool)
+            self._sampling[size, level] = _captured(partial(self._sample, size, level, logits), pool)
 
     def _forward(self, size: int, logits: list[torch.Tensor]) -> None:
         batch, buffers = Batch([self._dummy] * size, "decode"), self._buffers
@@ -167,12 +171,10 @@ class _Buffers:
         self.block_tables = torch.zeros(size, table.pages.shape[1], dtype=torch.int32, device=device)
 
 
-def _prepared(body: Launch, pool: Any) -> Launch:
-    """Runs body once, which compiles and allocates what it needs; then it as one launch, or body itself without a pool."""
+def _captured(body: Launch, pool: Any) -> Launch:
+    """body as one launch. It is run once before, which compiles and allocates what it needs."""
     body()
     torch.cuda.synchronize()
-    if pool is None:
-        return body
     _, replay = capture(body, pool)
     return replay
 

@@ -113,8 +113,11 @@ class KVPool:
         return pages * self._block_of_layer.numel() + self._block_of_layer
 
     def copy_page(self, src: int, dst: int) -> None:
-        """Copies all layers of one page."""
+        """Copies all layers of one page, and waits for it: either may have another owner right afterwards, who writes without
+        asking this device's stream."""
         self.tensor[dst].copy_(self.tensor[src])
+        if self.tensor.is_cuda:
+            torch.cuda.current_stream(self.tensor.device).synchronize()
 
 
 def page_bytes(*, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -136,8 +136,12 @@ class ProcessEngine(EngineFront):
         """Takes in what one read yields; False if there is nothing."""
         try:
             data = self._socket.recv(READ_BYTES)
-        except OSError:
+        except BlockingIOError:
             return False
+        except OSError:
+            data = b""
+        if not data:  # It is ending, which with a GPU takes a while: its pidfd will say so, this would say it all the time.
+            self._loop.remove_reader(self._socket)
         for item in self._unpacker.feed(data):
             self._take(item)
         return bool(data)

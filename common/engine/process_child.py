@@ -126,8 +126,9 @@ def _run(port: SocketPort) -> None:
 def _say_goodbye(port: SocketPort, error: BaseException | None) -> None:
     if error is not None:
         error = _sendable(error)
-    with suppress(OSError):  # Nobody is left to tell.
+    with suppress(Exception):  # What cannot be sent must not stand in the way of the last word.
         port.flush()
+    with suppress(OSError):  # Nobody is left to tell.
         port.emit(Ended(error))
         port.flush()
 

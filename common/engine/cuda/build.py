@@ -13,12 +13,14 @@ from common.engine.config import EngineConfig
 from common.engine.cuda.attention import CudaAttention
 from common.engine.cuda.attention_choice import choose_decode, choose_prefill, prefill_workspace
 from common.engine.cuda.attention_kernels import FlashInferPrefill, Geometry, PrefillKernel
+from common.engine.cuda.launch import is_power_of_2
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.prefill_graphs import Shape
 from common.engine.cuda.runner import CudaRunner
 from common.engine.kv_pool import KVPool
 from common.engine.load import LoadedModel
 from common.engine.memory import size_pool
+from common.errors import StartError
 
 GIB = 1 << 30
 PREFILL_TOKENS = (64, 128, 256, 512, 1024, 2048)
@@ -30,6 +32,7 @@ GRAPHS_BYTES = 2 * GIB
 
 def build_cuda_runner(loaded: LoadedModel, config: EngineConfig, progress: Callable[[str], None]) -> CudaRunner:
     """Makes a stream of its own the calling thread's current one: call it in the thread that will run the model."""
+    _check_shapes(loaded, config)
     device = torch.device(config.device)
     torch.cuda.set_device(device)
     torch.cuda.set_stream(torch.cuda.Stream(device))
@@ -77,17 +80,30 @@ def _capture_prefill(
     max_context = runner.compatibility.max_context
 
     def kernel(shape: Shape) -> PrefillKernel:
-        pages = shape.reqs * -(-max_context // config.page_size)
+        # It is captured with one request of all the tokens, whatever the longest context is.
+        pages = max(shape.reqs * -(-max_context // config.page_size), -(-shape.tokens // config.page_size))
         return choose_prefill(config.prefill_attention, geometry, workspace, captured_reqs=shape.reqs, max_pages=pages)
 
     runner.capture_prefill(kernel, [Shape(size, reqs) for size in tokens for reqs in PREFILL_REQS])
     progress(f"captured prefill steps of {tokens} tokens")
 
 
+def _check_shapes(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Raises StartError for what the kernels do not serve."""
+    head_dim = loaded.shape.head_dim
+    if head_dim < 32 or not is_power_of_2(head_dim):
+        raise StartError(
+            f"{config.model}: head_dim must be a power of two from 32 on for --device {config.device}, got {head_dim}"
+        )
+    if not is_power_of_2(config.page_size):
+        raise StartError(f"--page-size must be a power of two for --device {config.device}, got {config.page_size}")
+
+
 def _pool(loaded: LoadedModel, config: EngineConfig, progress: Callable[[str], None]) -> KVPool:
     each = loaded.page_bytes(config.page_size)
     activations = config.chunk_tokens * 2 * (4 * loaded.shape.hidden_size + 3 * loaded.shape.intermediate_size)
-    pages = size_pool(config, page_bytes=each, reserved_bytes=GRAPHS_BYTES + activations + each)
+    rows = config.table_rows * (2 * loaded.shape.vocab_size + loaded.compatibility.max_context) * 4
+    pages = size_pool(config, page_bytes=each, reserved_bytes=GRAPHS_BYTES + activations + rows + each)
     progress(f"KV pool: {pages} pages of {config.page_size} tokens, {pages * each / GIB:.1f} GiB")
     # One page more, which padding writes to.
     return KVPool(

@@ -4,14 +4,19 @@ beats cuBLAS with the small kernels around it. docs/performance.md has the figur
 
 from __future__ import annotations
 
+import torch
+
 from common.engine.cuda.small_linear import Plan
 
 SMALL_ELEMENTS = 8 << 20
 """Of a weight that is read in a few microseconds: the launches around it count as much."""
 
 
-def best_plan(tokens: int, rows: int, depth: int, *, gated: bool = False) -> Plan | None:
-    """rows x depth: of the weight. None: cuBLAS."""
+def best_plan(tokens: int, weight: torch.Tensor, *, gated: bool = False) -> Plan | None:
+    """None: cuBLAS, as ever in float32, which small_linear does not compute."""
+    rows, depth = weight.shape
+    if weight.dtype == torch.float32:
+        return None
     if rows * depth <= SMALL_ELEMENTS:
         return _small(tokens, rows, depth, gated=gated)
     if tokens == 1:

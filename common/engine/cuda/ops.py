@@ -53,7 +53,7 @@ class CudaLinear:
         """In place, within the product: residual is read and written once."""
         if self._bias is not None:
             residual += self._bias
-        if (plan := best_plan(len(x), *self._weight.shape)) is not None:
+        if (plan := best_plan(len(x), self._weight)) is not None:
             return small_linear(x, self._weight, residual, residual=residual, workspace=self._workspace, plan=plan)
         return residual.addmm_(x, self._transposed)
 
@@ -78,7 +78,7 @@ class CudaNormedLinear:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(len(x), self._out_size)
-        plan = best_plan(len(x), *self._weight.shape, gated=self._gated)
+        plan = best_plan(len(x), self._weight, gated=self._gated)
         if plan is not None and self._bias is None:
             return small_linear(
                 x,

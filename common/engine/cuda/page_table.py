@@ -30,8 +30,8 @@ class CudaPageTable(PageTable):
         self.tensor.copy_(
             torch.arange(page_size, dtype=torch.int32, device=device).repeat(pages_per_row) + dummy_page * page_size
         )
-        self._updates: dict[tuple[int, int], int] = {}
-        """(row, index in it) to page: one upload's updates are written in no order, so only the last of each may be there."""
+        self._updates: dict[int, dict[int, int]] = {}
+        """Per row, index in it to page: one upload's updates are written in no order, so only the last of each may be there."""
         self._uploads = UploadRing(1 + MAX_UPDATES * 3, dtype=torch.int32, device=device)
 
     @property
@@ -41,11 +41,15 @@ class CudaPageTable(PageTable):
     def assign(self, row: int, first_page: int, pages: Sequence[int]) -> None:
         """The row's pages first_page, first_page + 1, ... are these: on the host at once, on the device after flush()."""
         self.pages[row, first_page : first_page + len(pages)] = pages
-        self._updates.update({(row, first_page + i): page for i, page in enumerate(pages)})
+        self._updates.setdefault(row, {}).update((first_page + i, page) for i, page in enumerate(pages))
+
+    def release_row(self, row: int) -> None:
+        super().release_row(row)
+        self._updates.pop(row, None)
 
     def flush(self) -> None:
         """Uploads what was assigned since, in the order of the current stream."""
-        triples = [(row, index, page) for (row, index), page in self._updates.items()]
+        triples = [(row, index, page) for row, pages in self._updates.items() for index, page in pages.items()]
         for start in range(0, len(triples), MAX_UPDATES):
             updates = triples[start : start + MAX_UPDATES]
             packed = np.concatenate([[len(updates)], *updates]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""ResultRing: sampled tokens on their way to the host while the device goes on."""
+"""Sampled tokens on their way to the host while the device goes on."""
 
 from __future__ import annotations
 
@@ -10,26 +10,14 @@ from common.core import Req
 from common.engine.cuda.sampling import DeviceSampler, Level
 from common.engine.sampler import Sampled
 
-SLOTS = 4
-"""More than the steps that may be in the air at once (Runner.lookahead)."""
 
-
-class ResultRing:
-    """Engine thread only. What fetch gave is to be read before SLOTS more were fetched."""
-
-    def __init__(self, sampler: DeviceSampler) -> None:
-        self._sampler = sampler
-        self._host = [torch.empty_like(sampler.output, device="cpu", pin_memory=True) for _ in range(SLOTS)]
-        self._next = 0
-
-    def fetch(self, reqs: Sequence[Req], level: Level) -> SampledTokens:
-        """Copies what the sampler has just been launched for; its first rows are those of reqs. On the current stream."""
-        host = self._host[self._next]
-        self._next = (self._next + 1) % SLOTS
-        on_device = self._sampler.results(len(reqs), level)
-        on_host = host[: len(on_device)]
-        on_host.copy_(on_device, non_blocking=True)
-        return SampledTokens(self._sampler, on_host, reqs)
+def fetch(sampler: DeviceSampler, reqs: Sequence[Req], level: Level) -> SampledTokens:
+    """Copies what the sampler has just been launched for; its first rows are those of reqs. On the current stream."""
+    on_device = sampler.results(len(reqs), level)
+    # A buffer of its own for each: how many are in the air is the callers' business. Torch keeps pinned memory for the next.
+    on_host = torch.empty_like(on_device, device="cpu", pin_memory=True)
+    on_host.copy_(on_device, non_blocking=True)
+    return SampledTokens(sampler, on_host, reqs)
 
 
 class SampledTokens:

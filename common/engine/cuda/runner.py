@@ -13,7 +13,7 @@ from common.engine.cuda.attention_kernels import PrefillKernel
 from common.engine.cuda.inputs import PrefillInputs
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.prefill_graphs import PrefillGraphs, Shape
-from common.engine.cuda.results import ResultRing
+from common.engine.cuda.results import fetch
 from common.engine.cuda.sampling import DeviceSampler, level_of
 from common.engine.cuda.sampling_state import SamplingState
 from common.engine.cuda.upload import UploadRing
@@ -57,7 +57,6 @@ class CudaRunner:
         self._sampling = SamplingState(FIRST_TOKENS + 1, loaded.shape.vocab_size, loaded.eos_token_ids, self.device)
         self._sampler = DeviceSampler(self._sampling, FIRST_TOKENS)
         self._rows = UploadRing(2 * FIRST_TOKENS, dtype=torch.int32, device=self.device)
-        self._results = ResultRing(self._sampler)
         self._graphs: PrefillGraphs | None = None
         self._ctx = Context(page_size=page_table.page_size)
         self._ctx.page_table = page_table.tensor
@@ -104,7 +103,7 @@ class CudaRunner:
         slots, picked = self._rows.upload(packed.ravel()).view(2, -1).unbind()
         level = level_of(reqs)
         self._sampler.sample(logits.index_select(0, picked), slots, level)
-        return self._results.fetch(reqs, level)
+        return fetch(self._sampler, reqs, level)
 
 
 class FirstTokens:
