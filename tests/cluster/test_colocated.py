@@ -90,12 +90,12 @@ async def test_a_killed_worker_s_requests_go_on_at_another_that_prefills_itself(
     with Cluster(tmp_path, tiny, prefill=0, decode=2, worker_args=SMALL, decode_args=ALWAYS) as cluster:
         async with cluster.client() as client:
             prompts = [prompt(30 + i, seed=26) for i in range(6)]
-            params = {"max_tokens": 200, "ignore_eos": True}
+            params = {"max_tokens": 400, "ignore_eos": True}
             running = [asyncio.ensure_future(client.generate(ids, sampling=params, timeout=60)) for ids in prompts]
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.2)
             cluster.decode.pop(0).kill()
             answers = await asyncio.gather(*running)
-            assert [answer.ids for answer in answers] == [reference.greedy(tiny, ids, 200) for ids in prompts]
+            assert [answer.ids for answer in answers] == [reference.greedy(tiny, ids, 400) for ids in prompts]
             assert max(answer.only.end.timing.attempts for answer in answers) > 1, "nobody was on the killed worker"
             await cluster.capacity_probe(client)
 

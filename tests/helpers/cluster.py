@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from tests.helpers.client import Client
 from tests.helpers.eventually import eventually
+from tests.helpers.warm import Warm, WarmProcess
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKERS = ("prefill_worker", "decode_worker")
 START_SECONDS = 40.0
 
 
@@ -27,11 +30,24 @@ def free_port() -> int:
         return port
 
 
+@cache
+def _warm() -> Warm:
+    """One for the whole test run."""
+    return Warm()
+
+
 class Process:
-    """`python -m module args`, its output in a file."""
+    """`python -m module args`, its output in a file; a worker with torch already imported (tests/helpers/warm.py)."""
 
     def __init__(self, module: str, args: Sequence[str], *, log: Path, env: dict[str, str] | None = None) -> None:
         self.module, self.args, self.log = module, list(args), log
+        self._popen: subprocess.Popen[bytes] | WarmProcess
+        log.touch()
+        whole = os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {})
+        # With a PYTHONPATH of its own it may be meant to begin otherwise: then it begins from nothing.
+        if module in WORKERS and "PYTHONPATH" not in whole:
+            self._popen = WarmProcess(_warm(), module, self.args, log=log.absolute(), env=whole)
+            return
         with log.open("ab") as out:
             self._popen = subprocess.Popen(
                 # Tied: a test run that is killed leaves no processes behind.
@@ -40,7 +56,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
+                env=whole,
                 start_new_session=True,
             )
 
