@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from common.core import Req
 from common.engine.cuda.jit import sampling_draw, sampling_logits, sampling_slots, sampling_threshold
-from common.engine.cuda.sampling_state import MAX_BIAS, MAX_TOP, SamplingState, power_of_2_from
+from common.engine.cuda.launch import power_of_2_from
+from common.engine.cuda.sampling_state import MAX_BIAS, MAX_TOP, SamplingState
 from common.engine.sampler import Sampled, is_deterministic
 
 CHUNK = 4096

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from common.core import Req, SamplingParams
 from common.engine.cuda.jit import sampling_slots as kernels
+from common.engine.cuda.launch import power_of_2_from
 from common.engine.sampler import MIN_TEMPERATURE, is_deterministic
 
 MAX_STOP_TOKENS = 64
@@ -149,7 +150,3 @@ def flags_of(params: SamplingParams, top_k: int) -> int:
     if params.has_penalties:
         flags |= kernels.PENALIZED.value
     return flags
-
-
-def power_of_2_from(count: int) -> int:
-    return 1 << (count - 1).bit_length()
