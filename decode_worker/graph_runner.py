@@ -28,6 +28,7 @@ from common.engine.cuda.runner import CudaRunner
 from common.engine.cuda.sampling import DeviceSampler, Level, level_of
 from common.engine.cuda.sampling_state import SamplingState
 from common.engine.cuda.upload import UploadRing
+from common.engine.pages import pages_for
 from common.engine.peer_store import PeerStore
 from common.engine.runner import Pending
 from common.engine.sampler import Sampled
@@ -105,7 +106,7 @@ class GraphRunner:
         if decode.needs_plan:
             table = self.page_table
             lengths = [req.device_len for req in reqs]
-            decode.plan(lengths, [table.pages[r.table_idx, : -(-r.device_len // table.page_size)] for r in reqs])
+            decode.plan(lengths, [table.pages[r.table_idx, : pages_for(r.device_len, table.page_size)] for r in reqs])
 
     # Once, at the start.
 

@@ -1,6 +1,6 @@
 """CudaAttention: one fused kernel for q/k norm, rope and the KV store, then the attention kernel of the phase.
 
-Which kernel serves which phase is the choice of common/engine/cuda/attention_kernels.py.
+Which kernel serves which phase is the choice of common/engine/cuda/attention_choice.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.engine.cuda.spans import PagedSpans
+from common.engine.cuda.spans import PagedSpans, indptr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,6 @@ class Geometry:
 
 
 class PrefillKernel(Protocol):
-    can_capture: bool
-    """Whether run may be captured in a graph and replayed after another plan."""
-
     def plan(self, spans: PagedSpans) -> None:
         """Once per step, before the first run. Host work and an upload; never in a capture."""
 
@@ -83,15 +80,14 @@ class FlashInferPrefill:
         """captured_reqs: requests of a step at most, if run is to be captured (0: it is not); the first plan then has the most
         tokens that will come. max_pages: of all requests of a captured step."""
         self._geometry = geometry
-        self.can_capture = captured_reqs > 0
         self._captured_reqs = captured_reqs
         self._planned = torch.cuda.Event()
         buffers: dict[str, torch.Tensor] = {}
         if captured_reqs:
-            indptr = torch.zeros(2, captured_reqs + 1, dtype=torch.int32, device=geometry.device)
+            starts = torch.zeros(2, captured_reqs + 1, dtype=torch.int32, device=geometry.device)
             buffers = {
-                "qo_indptr_buf": indptr[0],
-                "paged_kv_indptr_buf": indptr[1],
+                "qo_indptr_buf": starts[0],
+                "paged_kv_indptr_buf": starts[1],
                 "paged_kv_indices_buf": torch.zeros(max_pages, dtype=torch.int32, device=geometry.device),
                 "paged_kv_last_page_len_buf": torch.ones(captured_reqs, dtype=torch.int32, device=geometry.device),
             }
@@ -105,7 +101,7 @@ class FlashInferPrefill:
         geometry, padding = self._geometry, max(0, self._captured_reqs - len(spans.kv_len))
         kv_len = np.pad(spans.kv_len, (0, padding))
         self._wrapper.plan(
-            torch.from_numpy(_indptr(np.pad(spans.query_len, (0, padding)))),
+            torch.from_numpy(indptr(np.pad(spans.query_len, (0, padding)))),
             torch.from_numpy(np.pad(spans.page_indptr, (0, padding), mode="edge")),
             torch.from_numpy(spans.pages).to(geometry.device, non_blocking=True),
             torch.from_numpy(((kv_len - 1) % geometry.page_size + 1).astype(np.int32)),
@@ -177,7 +173,7 @@ class FlashInferDecode:
         geometry = self._geometry
         kv_len = np.array(lengths, dtype=np.int32)
         self._wrapper(len(lengths)).plan(
-            torch.from_numpy(_indptr(np.array([len(own) for own in pages], dtype=np.int32))),
+            torch.from_numpy(indptr(np.array([len(own) for own in pages], dtype=np.int32))),
             torch.from_numpy(np.concatenate(pages)).to(geometry.device, non_blocking=True),
             torch.from_numpy(((kv_len - 1) % geometry.page_size + 1).astype(np.int32)),
             geometry.num_heads,
@@ -212,7 +208,3 @@ class FlashInferDecode:
                 paged_kv_last_page_len_buffer=torch.ones(size, dtype=torch.int32, device=device),
             )
         return self._wrappers[size]
-
-
-def _indptr(counts: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -14,8 +14,6 @@ from common.engine.cuda.spans import PagedSpans
 class TorchPrefill:
     """A PrefillKernel that gathers each request's pages."""
 
-    can_capture = False
-
     def __init__(self) -> None:
         self._spans: PagedSpans
 

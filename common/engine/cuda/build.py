@@ -20,6 +20,7 @@ from common.engine.cuda.runner import CudaRunner
 from common.engine.kv_pool import KVPool
 from common.engine.load import LoadedModel
 from common.engine.memory import size_pool
+from common.engine.pages import pages_for
 from common.errors import StartError
 
 GIB = 1 << 30
@@ -45,7 +46,7 @@ def build_cuda_runner(loaded: LoadedModel, config: EngineConfig, progress: Calla
         dtype=loaded.dtype,
         device=device,
     )
-    max_pages = config.table_rows * -(-loaded.compatibility.max_context // config.page_size)
+    max_pages = config.table_rows * pages_for(loaded.compatibility.max_context, config.page_size)
     workspace = prefill_workspace(device)
     prefill = choose_prefill(config.prefill_attention, geometry, workspace)
     decode = choose_decode(config.decode_attention, geometry, max_pages=max_pages)
@@ -81,7 +82,7 @@ def _capture_prefill(
 
     def kernel(shape: Shape) -> PrefillKernel:
         # It is captured with one request of all the tokens, whatever the longest context is.
-        pages = max(shape.reqs * -(-max_context // config.page_size), -(-shape.tokens // config.page_size))
+        pages = max(shape.reqs * pages_for(max_context, config.page_size), pages_for(shape.tokens, config.page_size))
         return choose_prefill(config.prefill_attention, geometry, workspace, captured_reqs=shape.reqs, max_pages=pages)
 
     runner.capture_prefill(kernel, [Shape(size, reqs) for size in tokens for reqs in PREFILL_REQS])

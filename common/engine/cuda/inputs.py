@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from common.core import Batch, Req
 from common.engine.cuda.attention import CudaMetadata
 from common.engine.cuda.page_table import CudaPageTable
-from common.engine.cuda.spans import PagedSpans
+from common.engine.cuda.spans import PagedSpans, indptr
 from common.engine.cuda.upload import UploadRing
 from common.engine.kv_pool import KVPool
+from common.engine.pages import pages_for
 from common.engine.peer_store import PeerStore
 
 
@@ -61,9 +62,9 @@ class PrefillInputs:
     def pack_nothing(self, tokens: int, reqs: int) -> tuple[NDArray[np.int32], PagedSpans]:
         """What a graph of this shape is captured with: padding, one request's as far as the attention kernel's plan can tell."""
         packed, _ = self.pack([], {}, tokens=tokens, rows=reqs)
-        pages = np.full(-(-tokens // self._table.page_size), self._table.pages[self._table.dummy_row, 0], dtype=np.int32)
-        length, indptr = np.array([tokens], dtype=np.int32), np.array([0, len(pages)], dtype=np.int32)
-        return packed, PagedSpans(query_len=length, kv_len=length, pages=pages, page_indptr=indptr)
+        pages = np.full(pages_for(tokens, self._table.page_size), self._table.pages[self._table.dummy_row, 0], dtype=np.int32)
+        length = np.array([tokens], dtype=np.int32)
+        return packed, PagedSpans(query_len=length, kv_len=length, pages=pages, page_indptr=indptr([len(pages)]))
 
     def upload(self, packed: NDArray[np.int32]) -> torch.Tensor:
         """On the device, for the kernels launched next."""
@@ -96,13 +97,12 @@ class PrefillInputs:
         return np.concatenate(parts)
 
     def _spans(self, reqs: Sequence[Req]) -> PagedSpans:
-        pages = [self._table.pages[req.table_idx, : -(-req.device_len // self._table.page_size)] for req in reqs]
-        counts = [len(own) for own in pages]
+        pages = [self._table.pages[req.table_idx, : pages_for(req.device_len, self._table.page_size)] for req in reqs]
         return PagedSpans(
             query_len=np.array([req.extend_len for req in reqs], dtype=np.int32),
             kv_len=np.array([req.device_len for req in reqs], dtype=np.int32),
             pages=np.concatenate(pages) if pages else np.empty(0, dtype=np.int32),
-            page_indptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            page_indptr=indptr([len(own) for own in pages]),
         )
 
 

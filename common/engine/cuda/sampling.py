@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.core import Req
 from common.engine.cuda.jit import sampling_draw, sampling_logits, sampling_slots, sampling_threshold
-from common.engine.cuda.launch import power_of_2_from
+from common.engine.cuda.launch import ceil_div, power_of_2_from
 from common.engine.cuda.sampling_state import MAX_BIAS, MAX_TOP, SamplingState
 from common.engine.sampler import Sampled, is_deterministic
 
@@ -73,7 +73,7 @@ class DeviceSampler:
     ) -> None:
         self.state, self.max_rows = state, max_rows
         self._chunk, self._block, self._shared_passes = chunk, block, dict(shared_passes)
-        self._chunks = -(-state.vocab_size // chunk)
+        self._chunks = ceil_div(state.vocab_size, chunk)
         self.output = self._new(max_rows * (2 + 2 * MAX_TOP), torch.int32)
         self.tokens = self.output[:max_rows]
         details = self.output[max_rows:].view(max_rows, 1 + 2 * MAX_TOP)
@@ -121,7 +121,7 @@ class DeviceSampler:
     def advance(self, slots: torch.Tensor) -> None:
         """Launches: the sampled tokens become their slots' last ones. slots: as in sample; a dummy's is left alone."""
         rows, state = len(slots), self.state
-        sampling_slots.advance_kernel[(-(-rows // ADVANCE_ROWS),)](
+        sampling_slots.advance_kernel[(ceil_div(rows, ADVANCE_ROWS),)](
             slots, self.tokens, state.params, state.history, rows, state.dummy_slot, state.vocab_size, BLOCK=ADVANCE_ROWS
         )
 

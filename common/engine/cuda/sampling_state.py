@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.core import Req, SamplingParams
 from common.engine.cuda.jit import sampling_slots as kernels
-from common.engine.cuda.launch import power_of_2_from
+from common.engine.cuda.launch import ceil_div, power_of_2_from
 from common.engine.sampler import MIN_TEMPERATURE, is_deterministic
 
 MAX_STOP_TOKENS = 64
@@ -54,7 +54,7 @@ class SamplingState:
         self.bias_ids = self._zeros(slots, MAX_BIAS)
         self.bias_values = self._zeros(slots, MAX_BIAS).view(torch.float32)
         # The last word says whether the mask is on, so that one copy sets both.
-        self.mask = self._zeros(slots, -(-vocab_size // 32) + 1)
+        self.mask = self._zeros(slots, ceil_div(vocab_size, 32) + 1)
         self.history = self._zeros(slots, vocab_size)
 
     def load(self, slot: int, req: Req, completion: int) -> None:
@@ -85,9 +85,9 @@ class SamplingState:
             STOPS=self.stops.shape[1], BIASES=MAX_BIAS, STOP_BLOCK=power_of_2_from(self.stops.shape[1]), BIAS_BLOCK=MAX_BIAS,
         )  # fmt: skip
         if ids := max(record.num_prompt + record.num_output for record in self._records.values()):
-            blocks = -(-self.vocab_size // HISTORY_BLOCK)
+            blocks = ceil_div(self.vocab_size, HISTORY_BLOCK)
             kernels.clear_history_kernel[(blocks, count)](upload, self.history, self.vocab_size, BLOCK=HISTORY_BLOCK)
-            blocks = -(-ids // HISTORY_BLOCK)
+            blocks = ceil_div(ids, HISTORY_BLOCK)
             kernels.count_history_kernel[(blocks, count)](upload, self.history, self.vocab_size, BLOCK=HISTORY_BLOCK)
         self._records.clear()
 

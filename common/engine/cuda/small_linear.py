@@ -1,4 +1,4 @@
-"""x W^T for batches of up to 16, where the time is that of reading W: with RMSNorm before it, and SiLU or a residual after it.
+"""x W^T for few tokens, where the time is that of reading W: with RMSNorm before it, and SiLU or a residual after it.
 
 So a layer is four of these and the attention: norm + qkv; o + residual; norm + gate and up + SiLU; down + residual.
 Two ways to do it, on the ordinary cores for one token (or a few), on the tensor cores for more; choose() has the constants.
@@ -88,8 +88,8 @@ def small_linear(
 ) -> torch.Tensor:
     """out = residual + f(norm(x) weight^T), sums in float32, the same to the bit in each run of a plan. Returns out.
 
-    x: [tokens, K] bf16 or fp16, tokens <= 16, K a multiple of 8. weight: [N, K] contiguous; gated: [2 N, K], gate rows first, and
-    f is silu(gate) * up; else f is nothing. out, residual: [tokens, N]; out may be residual, neither may be x.
+    x: [tokens, K] bf16 or fp16, tokens <= MAX_TOKENS, K a multiple of 8. weight: [N, K] contiguous; gated: [2 N, K], gate rows
+    first, and f is silu(gate) * up; else f is nothing. out, residual: [tokens, N]; out may be residual, neither may be x.
     Rows of x, out and residual are contiguous, at any stride. norm_weight: [K] of an RMSNorm of x before the product
     (bf16 where x may be large: x * norm_weight is rounded before it is divided by the root).
     workspace: needed by plans that split. plan: choose()'s unless given.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def indptr(counts: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+    """Where each of so many begins, and the end: [len(counts) + 1]."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 @dataclass(frozen=True)
