@@ -88,6 +88,15 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class CommitAhead:
+    """The same from the sender's engine itself, which does not wait for its gRPC: that one's answer counts, so this one may be
+    wrong or late without anybody being told. Taken for tickets of that pairing whose KV the sender stores."""
+
+    pair_id: str
+    commit: Commit
+
+
+@dataclass(frozen=True)
 class Release:
     """Give a ticket back unused; an unknown one is fine. drained: the sender writes no more. Reply: None."""
 
@@ -152,6 +161,7 @@ Command = (
     | Prefill
     | Renew
     | Commit
+    | CommitAhead
     | Release
     | Cancel
     | StorePage

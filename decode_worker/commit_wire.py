@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from common.rpc.gen.pdserve.v1 import decode_pb2
 from common.wire import token_from_pb
-from decode_worker.commands import Commit
+from decode_worker.commands import Commit, CommitAhead
 
 
 def commit_from_pb(request: decode_pb2.CommitRequest) -> Commit:
@@ -20,9 +20,9 @@ def commit_from_pb(request: decode_pb2.CommitRequest) -> Commit:
     )
 
 
-def commit_from_bytes(message: bytes) -> Commit:
-    """Raises ValueError on what is no CommitRequest."""
+def commit_ahead_from_bytes(message: bytes, *, pair_id: str) -> CommitAhead:
+    """Of this pairing's sender. Raises ValueError on what is no CommitRequest."""
     try:
-        return commit_from_pb(decode_pb2.CommitRequest.FromString(message))
+        return CommitAhead(pair_id, commit_from_pb(decode_pb2.CommitRequest.FromString(message)))
     except DecodeError as error:
         raise ValueError(f"{len(message)} bytes are no CommitRequest") from error

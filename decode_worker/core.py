@@ -141,6 +141,8 @@ class DecodeCore:
                 return self._tickets.renew(command.tickets, now=now)
             case commands.Commit():
                 return self._commit(command, now)
+            case commands.CommitAhead():
+                return self._commit_ahead(command, now)
             case commands.Release():
                 return self._tickets.release(command, now=now)
             case commands.Cancel():
@@ -171,6 +173,10 @@ class DecodeCore:
         self._decoding.add(completions)
         if completions and command.computed_at:
             self._emit(HandedOver(now - command.computed_at))
+
+    def _commit_ahead(self, command: commands.CommitAhead, now: float) -> None:
+        if self._tickets.is_stored_by(command.pair_id, command.commit.ticket):
+            self._commit(command.commit, now)
 
     def _reserve(self, command: commands.Reserve, call_id: int | None) -> object:
         assert call_id is not None, "a Reserve needs somebody to grant pages to"

@@ -120,6 +120,11 @@ class Tickets:
         # A commit that came ahead may have overtaken this Renew: its sender is not to think that it lost the ticket.
         return [name for name in self._reservations.renew(names, now=now) if name not in self._committed]
 
+    def is_stored_by(self, pair_id: str, name: str) -> bool:
+        """Whether it is a ticket whose pages that pairing's sender writes, and not committed yet."""
+        ticket = self._reservations.receiving(name)
+        return ticket is not None and ticket.pair_id == pair_id and ticket.transport == "cuda_ipc"
+
     def commit(self, command: commands.Commit, *, now: float) -> list[Completion]:
         """The completions to run. Raises as commands.Commit says. Repeated for a ticket that was committed: none, no error."""
         ticket = self._reservations.receiving(command.ticket)

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from common.core import Req
 from common.engine.handle import EngineHandle
-from common.errors import InvalidRequest, PdserveError, Unavailable
+from common.errors import InvalidRequest, Unavailable
 from common.handoff.base import TRANSPORTS, Transport
 from common.handoff.cuda_ipc import PoolExport
 from common.handoff.cuda_ipc_receiver import CudaIpcReceiver
@@ -20,7 +21,7 @@ from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
-from decode_worker.commit_wire import commit_from_bytes
+from decode_worker.commit_wire import commit_ahead_from_bytes
 from decode_worker.description import DecodeDescription
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.pairs import Pairs
@@ -135,17 +136,6 @@ class DecodeWorker:
         self.receiver.check_complete(command.ticket)
         await self._engine.call(command)
 
-    def commit_ahead(self, message: bytes) -> None:
-        """A CommitRequest that its sender did not wait to send by gRPC, which it does too: that one's answer counts, so this one
-        may be wrong or late without anybody being told."""
-        try:
-            command = commit_from_bytes(message)
-            self.receiver.check_complete(command.ticket)
-        except (ValueError, PdserveError) as error:
-            log.warning("ignored a commit sent ahead: %s", error)
-            return
-        self._engine.post(command)
-
     async def release(self, command: commands.Release) -> None:
         await self._engine.call(command)
 
@@ -195,7 +185,7 @@ class DecodeWorker:
             is_known=lambda pair_id: pair_id in self._pairs,
             # The pairing stays: a sender whose GPU can't map the pool says goodbye, and goes on by grpc.
             on_gone=lambda pair_id: self._engine.post(commands.SenderGone(pair_id)),
-            on_commit=self.commit_ahead,
+            on_line=lambda pair_id, line: self._engine.listen(line, partial(commit_ahead_from_bytes, pair_id=pair_id)),
         )
         self._cuda_ipc.start()
 

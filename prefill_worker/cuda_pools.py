@@ -125,7 +125,7 @@ class CudaPools:
             computed_at_ns=int(self._clock() * 1e9),
         )
         if not self._link(destination).send(request.SerializeToString()):
-            log.info("a commit was not sent ahead: the decode worker does not read")
+            log.info("a commit was not sent ahead: it is too long, or the decode worker does not read")
 
     def settle(self, job: Job) -> None:
         """After this nothing that was queued for the job writes to its destination."""

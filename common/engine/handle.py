@@ -4,6 +4,7 @@
     await handle.call(command) -> reply   --->  core.handle(command, call_id)   (between steps)
     handle.post(command)                  --->  core.handle(command, None)
     on_event(event)                       <---  emit(event)
+    handle.listen(socket, to_command)           a peer's engine  --->  core.handle(to_command(message), None)
                                                 core.step() while core.has_work(); core.tick(now) at least every TICK
 
 The core owns the model and the pools and is touched by one thread alone: a thread of this process (thread.py) or a process of its
@@ -13,10 +14,12 @@ own (process.py). Because only plain values cross, nobody on either side can tel
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from common.engine.inlet import ToCommand
 from common.errors import PdserveError
 from common.work import Compatibility
 
@@ -94,6 +97,10 @@ class EngineHandle(Protocol):
 
     def post(self, command: Any) -> None:
         """Sends a command nobody waits for."""
+
+    def listen(self, connection: socket.socket, to_command: ToCommand) -> None:
+        """Until its other end is closed, each message of this socket (common/engine/inlet.py; the engine's from now on) is a
+        command, too, handled as if it had been posted. In which order with those that are, nobody knows."""
 
     @property
     def died(self) -> asyncio.Future[BaseException | None]:

@@ -21,11 +21,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from common import logs
+from common.descriptor import Descriptor
 from common.engine.core_loop import Close
 from common.engine.front import EngineFront
 from common.engine.handle import Build
+from common.engine.inlet import ToCommand
 from common.engine.parcel import Parcel, Unpacker, pack
-from common.engine.process_child import READ_BYTES, Ended, Start, Started
+from common.engine.process_child import READ_BYTES, Ended, Listen, Start, Started
 
 CLOSE_SECONDS: Final = 10.0
 """How long the step under way may take once the engine is to end; then the process is killed."""
@@ -86,6 +88,11 @@ class ProcessEngine(EngineFront):
         assert self._process is not None
         self._last_word = self._last_word or Ended(None)
         self._process.kill()
+
+    def listen(self, connection: socket.socket, to_command: ToCommand) -> None:
+        with connection:
+            if not self._died.done():
+                self._post_parcel(pack([Listen(Descriptor(connection.fileno()), to_command)]))
 
     # To the child.
 

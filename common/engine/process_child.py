@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from common import logs
+from common.descriptor import Descriptor
 from common.engine.core_loop import CoreLoop
 from common.engine.handle import Build, Urgent
+from common.engine.inlet import Inlet, ToCommand
 from common.engine.parcel import Unpacker, pack
 from common.errors import PdserveError, StartError
 from common.tied import die_with_parent
@@ -33,6 +35,8 @@ from common.tied import die_with_parent
 READ_BYTES: Final = 1 << 18
 START_SECONDS: Final = 60.0
 """The first parcel was sent before this process began."""
+READS_AT_ONCE: Final = 64
+"""Then what has come is acted on, whatever else keeps coming."""
 MAX_DESCRIPTORS: Final = 8
 """In one message; a parcel has one or two."""
 
@@ -43,6 +47,14 @@ class Start:
 
     build: Build
     logging: tuple[str, str] | None
+
+
+@dataclass(frozen=True)
+class Listen:
+    """From now on an inlet's messages are commands, too (common/engine/inlet.py). connection: its socket."""
+
+    connection: Descriptor
+    to_command: ToCommand
 
 
 @dataclass(frozen=True)
@@ -67,12 +79,17 @@ class SocketPort:
         self._unpacker = Unpacker()
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
+        self._inlets: dict[int, Inlet] = {}
         self._inbox: deque[Any] = deque()
         self._outbox: list[Any] = []
 
     def take(self, timeout_seconds: float) -> Iterator[Any]:
-        while self._readable.poll(timeout_seconds * 1000):
-            self._receive()
+        for _ in range(READS_AT_ONCE):
+            ready = self._readable.poll(timeout_seconds * 1000)
+            if not ready:
+                break
+            for descriptor, _ in ready:
+                self._read(descriptor)
             timeout_seconds = 0.0
         while self._inbox:
             yield self._inbox.popleft()
@@ -88,11 +105,29 @@ class SocketPort:
             events, self._outbox = self._outbox, []
             self._connection.sendall(pack(events).data)
 
+    def _read(self, descriptor: int) -> None:
+        if (inlet := self._inlets.get(descriptor)) is None:
+            self._receive()
+            return
+        self._inbox.extend((command, None) for command in inlet.read())
+        if inlet.has_ended:
+            self._readable.unregister(descriptor)
+            del self._inlets[descriptor]
+
     def _receive(self) -> None:
         data, ancillary, _, _ = self._connection.recvmsg(READ_BYTES, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
         if not data:
             os._exit(1)  # The parent is gone, and nobody is left to tell.
-        self._inbox.extend(self._unpacker.feed(data, _descriptors(ancillary)))
+        for item in self._unpacker.feed(data, _descriptors(ancillary)):
+            if isinstance(item, Listen):
+                self._listen(item)
+            else:
+                self._inbox.append(item)
+
+    def _listen(self, item: Listen) -> None:
+        inlet = Inlet(socket.socket(fileno=os.dup(item.connection)), item.to_command)
+        self._inlets[inlet.fileno()] = inlet
+        self._readable.register(inlet, select.POLLIN)
 
 
 def main() -> NoReturn:

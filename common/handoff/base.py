@@ -37,16 +37,18 @@ were. Once per pairing, in the process whose GPU context will map it:
     sender's engine                           receiver (abstract unix socket CudaPool.socket, SOCK_STREAM)
     connect                             --->  same user? holds a pidfd of the process that connected
     pair_id in ASCII, then one newline  --->  pair_id known and not connected yet? else: close
-                                        <---  8 bytes little-endian, the pool's size
+                                        <---  8 bytes little-endian, the pool's size; one end of a pair of connected
+                                              SOCK_SEQPACKET sockets, the line, rides along (SCM_RIGHTS)
     open the handle on its own GPU, compare the nonce read through the mapping
     kernels store into pages of granted tickets
-    frame: a CommitRequest              --->  taken as if it came by DecodeService.Commit, and not answered; any number of them
+    on the line: a CommitRequest        --->  to the receiver's engine itself, which takes it as if it came by
+                                              DecodeService.Commit but answers nothing; one a message, any number
     wait for its kernels, unmap
-    frame of length 0, close            --->  no late write of this pairing is possible any more
+    the word "goodbye", close both      --->  no late write of this pairing is possible any more
 
-A frame is its length, 4 bytes little-endian, and so many bytes (common/handoff/frames.py). EOF without the empty frame proves
-nothing here: files of a killed process may be closed while its GPU context is still being torn down. Then the proof is that the
-process has exited, which its pidfd tells. The receiver hangs up on who breaks the framing and waits for that exit.
+Nothing else is ever sent. EOF without the goodbye proves nothing here: files of a killed process may be closed while its GPU
+context is still being torn down. Then the proof is that the process has exited, which its pidfd tells. What the line says proves
+nothing about that either.
 
 What a refused Reserve means: FAILED_PRECONDITION, pair again (unknown pair_id, or no shm connection of it is open);
 UNAVAILABLE, this worker can't take it now (no session with that router, draining, loading); ABORTED, the work key was
@@ -75,6 +77,8 @@ FRAME_BYTES: Final = 1 << 20
 MAX_FRAME_BYTES: Final = 4 << 20
 """What a receiver takes in one KvFrame."""
 MAX_PAIR_ID_BYTES: Final = 128
+GOODBYE: Final = b"goodbye"
+"""A cuda_ipc sender's last word, and the only one after its hello."""
 HANDSHAKE_SECONDS: Final = 5.0
 """How long either side waits for the other's part of the handshake on the unix socket."""
 
@@ -121,29 +125,15 @@ def parse_hello(data: bytes) -> str | None:
     return data[:-1].decode("ascii") if data.endswith(b"\n") else None
 
 
-def send_pool(connection: socket.socket, *, pool_fd: int, pool_bytes: int) -> None:
-    """The receiver's only message: the pool's size with its descriptor. The descriptor stays open here."""
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [pool_fd]))
+def send_welcome(connection: socket.socket, *, descriptor: int, pool_bytes: int) -> None:
+    """The receiver's only message: the pool's size with a descriptor, of the pool (shm) or of the line (cuda_ipc), which stays
+    open here."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
     connection.sendmsg([_SIZE.pack(pool_bytes)], [rights])
 
 
-def send_size(connection: socket.socket, pool_bytes: int) -> None:
-    """The receiver's only message with cuda_ipc."""
-    connection.sendall(_SIZE.pack(pool_bytes))
-
-
-def receive_size(connection: socket.socket) -> int:
-    """Waits for send_size on a blocking socket. Raises ConnectionRefusedError if the receiver hung up instead, TimeoutError by
-    the socket's own time-out."""
-    data = connection.recv(_SIZE.size, socket.MSG_WAITALL)
-    if len(data) != _SIZE.size:
-        raise ConnectionRefusedError("the decode worker hung up on this pairing")
-    size: int = _SIZE.unpack(data)[0]
-    return size
-
-
-def receive_pool(connection: socket.socket) -> tuple[int, int]:
-    """Waits for send_pool on a blocking socket: (descriptor, pool bytes); the caller closes the descriptor.
+def receive_welcome(connection: socket.socket) -> tuple[int, int]:
+    """Waits for send_welcome on a blocking socket: (descriptor, pool bytes); the caller closes the descriptor.
 
     Raises ConnectionRefusedError if the receiver hung up instead, TimeoutError by the socket's own time-out.
     """
@@ -155,5 +145,5 @@ def receive_pool(connection: socket.socket) -> tuple[int, int]:
     if len(data) != _SIZE.size or len(descriptors) != 1:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise ConnectionRefusedError("the decode worker did not hand over its pool")
+        raise ConnectionRefusedError("the decode worker hung up on this pairing")
     return descriptors[0], _SIZE.unpack(data)[0]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from common.errors import FailedPrecondition
-from common.handoff.base import Transport, receive_pool
+from common.handoff.base import Transport, receive_welcome
 from common.handoff.dial import dial
 
 TransportMode = Literal["auto", "cuda_ipc", "shm", "grpc"]
@@ -109,7 +109,7 @@ def _connect(shm_socket: str, pair_id: str) -> ShmLink:
     """The sender's side of the handshake in common/handoff/base.py; blocks at most HANDSHAKE_SECONDS a step."""
     connection = dial(shm_socket, pair_id)
     try:
-        descriptor, pool_bytes = receive_pool(connection)
+        descriptor, pool_bytes = receive_welcome(connection)
     except BaseException:
         connection.close()
         raise

@@ -1,6 +1,7 @@
-"""CudaIpcLink: the sender's end of a cuda_ipc pairing: the mapping of a decode worker's pool and the socket that stands for it.
+"""CudaIpcLink: the sender's end of a cuda_ipc pairing: the mapping of a decode worker's pool, the socket that stands for it, and
+the line to the decode worker's engine.
 
-Both live in the engine's process, since its exit is what proves that nothing writes any more (common/handoff/base.py).
+All of it lives in the engine's process, since its exit is what proves that nothing writes any more (common/handoff/base.py).
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import logging
 import socket
 from typing import Final
 
+from common.engine.inlet import MAX_MESSAGE_BYTES
 from common.errors import FailedPrecondition
-from common.handoff.base import receive_size
+from common.handoff.base import GOODBYE, receive_welcome
 from common.handoff.cuda_driver import CudaDriver
 from common.handoff.cuda_ipc import MappedPool, PoolExport, open_pool
 from common.handoff.dial import dial
-from common.handoff.frames import GOODBYE, frame
 
 GOODBYE_SECONDS: Final = 1.0
 """How long the goodbye may wait for a decode worker that does not read."""
@@ -25,11 +26,12 @@ _log = logging.getLogger(__name__)
 class CudaIpcLink:
     """Engine thread only. base: the pool's first byte in this process's device memory."""
 
-    def __init__(self, connection: socket.socket, pool: MappedPool) -> None:
+    def __init__(self, connection: socket.socket, line: socket.socket, pool: MappedPool) -> None:
         connection.setblocking(False)
+        line.setblocking(False)
         self._connection = connection
+        self._line = line
         self._pool = pool
-        self._unsent = b""
 
     @classmethod
     def open(cls, export: PoolExport, *, socket_name: str, pair_id: str, driver: CudaDriver) -> CudaIpcLink:
@@ -40,13 +42,17 @@ class CudaIpcLink:
         except (OSError, ValueError) as error:
             raise FailedPrecondition(f"no connection to its socket: {error}") from error
         try:
-            if (size := receive_size(connection)) != export.pool_bytes:
-                raise FailedPrecondition(f"its pool has {size} bytes, not the {export.pool_bytes} it said")
-            return cls(connection, open_pool(export, driver))
+            descriptor, size = receive_welcome(connection)
         except OSError as error:
             connection.close()
             raise FailedPrecondition(f"its socket does not answer: {error}") from error
+        line = socket.socket(fileno=descriptor)
+        try:
+            if size != export.pool_bytes:
+                raise FailedPrecondition(f"its pool has {size} bytes, not the {export.pool_bytes} it said")
+            return cls(connection, line, open_pool(export, driver))
         except FailedPrecondition:
+            line.close()
             _say_goodbye(connection)
             raise
 
@@ -59,20 +65,17 @@ class CudaIpcLink:
         return self._pool.pool_bytes
 
     def send(self, message: bytes) -> bool:
-        """Puts one frame on its way without waiting; False if it can't be sent now, for the peer does not read."""
+        """Puts one message on its way to the decode worker's engine, whole and without waiting; False if it is too long or can't
+        be sent now, for the peer does not read."""
+        if not 0 < len(message) <= MAX_MESSAGE_BYTES:
+            return False
         try:
-            framed = frame(message)
-        except ValueError:
+            return self._line.send(message) == len(message)
+        except OSError:  # Full, or the peer has gone.
             return False
-        if not self._flush():
-            return False
-        self._unsent = framed
-        self._flush()
-        return True
 
     def is_peer_gone(self) -> bool:
         """Whether the decode worker has closed its side, which it does only at its end or when it wants nothing more from us."""
-        self._flush()
         try:
             return not self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -84,25 +87,15 @@ class CudaIpcLink:
         """Waits for the kernels, unmaps, then says so. Raises CudaError if the context is lost: the decode worker is not told
         that nothing is written any more, and learns it from the end of this process."""
         self._pool.close()
-        _say_goodbye(self._connection, after=self._unsent)
-
-    def _flush(self) -> bool:
-        """Whether nothing is left to send: a frame once begun must be ended before the next."""
-        try:
-            while self._unsent:
-                self._unsent = self._unsent[self._connection.send(self._unsent) :]
-        except BlockingIOError:
-            return False
-        except OSError:
-            self._unsent = b""  # The peer has gone: nobody reads it.
-        return True
+        self._line.close()
+        _say_goodbye(self._connection)
 
 
-def _say_goodbye(connection: socket.socket, *, after: bytes = b"") -> None:
+def _say_goodbye(connection: socket.socket) -> None:
     with connection:
         try:
             connection.settimeout(GOODBYE_SECONDS)
-            connection.sendall(after + GOODBYE)
+            connection.sendall(GOODBYE)
         except OSError as error:
             # It waits for the end of this process then; nothing to worry about if it has ended itself.
             _log.info("no goodbye to a decode worker: %s", error)

@@ -1,4 +1,4 @@
-"""CudaIpcReceiver: knows which prefill workers' GPUs may store into this worker's pool, and takes the commits they send ahead.
+"""CudaIpcReceiver: knows which prefill workers' GPUs may store into this worker's pool, and gives each a line to its engine.
 
 Proof that a sender stores no more is its goodbye, or that the process which connected, and so has the mapping, has exited. The
 end of its connection alone is none: a killed process's socket may read EOF before its GPU context is gone.
@@ -7,19 +7,16 @@ end of its connection alone is none: a killed process's socket may read EOF befo
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import select
 import socket
 from collections.abc import Callable
 
-from common.handoff.base import send_size
+from common.handoff.base import GOODBYE, send_welcome
 from common.handoff.dial import peer_of
-from common.handoff.frames import FrameReader
 from common.handoff.pool_listener import PoolListener
 
-READ_BYTES = 64 << 10
-log = logging.getLogger(__name__)
+READ_BYTES = 4096
 
 
 class CudaIpcReceiver(PoolListener):
@@ -31,34 +28,35 @@ class CudaIpcReceiver(PoolListener):
         *,
         is_known: Callable[[str], bool],
         on_gone: Callable[[str], None],
-        on_commit: Callable[[bytes], None],
+        on_line: Callable[[str, socket.socket], None],
     ) -> None:
-        """on_commit: gets each CommitRequest that a sender sends ahead; must bear what is none."""
+        """on_line(pair_id, socket): owns this worker's end of the line on which that sender's engine sends commits ahead. It
+        reads EOF when the sender has closed its own or ended."""
         super().__init__(is_known=is_known, on_gone=on_gone)
         self._pool_bytes = pool_bytes
-        self._on_commit = on_commit
+        self._on_line = on_line
 
-    def _welcome(self, connection: socket.socket) -> int:
+    def _welcome(self, connection: socket.socket, pair_id: str) -> int:
         pidfd = _pidfd_of(connection)
-        try:
-            send_size(connection, self._pool_bytes)
-        except OSError:
-            os.close(pidfd)
-            raise
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                send_welcome(connection, descriptor=theirs.fileno(), pool_bytes=self._pool_bytes)
+            except OSError:
+                ours.close()
+                os.close(pidfd)
+                raise
+        self._on_line(pair_id, ours)
         return pidfd
 
     async def _until_closed(self, connection: socket.socket, pair_id: str) -> bool:
-        reader = FrameReader()
+        said = b""
         try:
             while data := await asyncio.get_running_loop().sock_recv(connection, READ_BYTES):
-                for message in reader.feed(data):
-                    self._on_commit(message)
+                said = (said + data)[: len(GOODBYE) + 1]
         except ConnectionResetError:
             pass  # The peer closed with our greeting unread: an end, too.
-        except ValueError as error:
-            log.warning("hung up on the sender of pairing %s: %s", pair_id, error)
-            connection.shutdown(socket.SHUT_RDWR)
-        return reader.said_goodbye
+        return said == GOODBYE
 
     async def _until_gone(self, descriptor: int | None) -> None:
         assert descriptor is not None

@@ -38,7 +38,7 @@ class PoolListener(ABC):
         self.socket_name = f"pdserve-{secrets.token_hex(16)}"
 
     @abstractmethod
-    def _welcome(self, connection: socket.socket) -> int | None:
+    def _welcome(self, connection: socket.socket, pair_id: str) -> int | None:
         """Sends what opens the pool. Returns a descriptor to be kept until the sender is gone, if one is needed to tell. Raises
         OSError or ValueError to refuse the sender, who has nothing of ours then."""
 
@@ -93,7 +93,7 @@ class PoolListener(ABC):
             connection.setblocking(False)
             try:
                 pair_id = await self._greet(connection)
-                descriptor = self._welcome(connection)
+                descriptor = self._welcome(connection, pair_id)
             except (OSError, ValueError, TimeoutError) as error:
                 log.warning("refused a %s connection: %s", self.what, error or "no hello in time")
                 return

@@ -9,7 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from common.handoff.base import send_pool
+from common.handoff.base import send_welcome
 from common.handoff.pool_listener import PoolListener
 from common.handoff.pool_memory import PoolMemory
 
@@ -21,8 +21,8 @@ class ShmReceiver(PoolListener):
         super().__init__(is_known=is_known, on_gone=on_gone)
         self._memory = memory
 
-    def _welcome(self, connection: socket.socket) -> None:
-        send_pool(connection, pool_fd=self._memory.descriptor, pool_bytes=self._memory.size)
+    def _welcome(self, connection: socket.socket, pair_id: str) -> None:
+        send_welcome(connection, descriptor=self._memory.descriptor, pool_bytes=self._memory.size)
 
     async def _until_closed(self, connection: socket.socket, pair_id: str) -> bool:
         """Whatever a sender says after its hello is ignored: only the kernel's word counts."""

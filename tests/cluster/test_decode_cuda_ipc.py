@@ -16,9 +16,9 @@ import grpc
 import pytest
 
 from common.handoff.cuda_ipc import PoolExport
-from common.handoff.frames import frame
 from common.rpc.gen.pdserve.v1 import decode_pb2
 from common.work import PageCounts
+from common.worker_config import ENGINES
 from tests.helpers.cuda_writer import as_argument
 from tests.helpers.decode_core import make_req
 from tests.helpers.decode_worker import Peers, commit_request, decode_worker
@@ -55,7 +55,7 @@ class Sender:
             await self.order(f"fill {len(data)} {page} {data.hex()}", answer="filled")
 
     async def commit_ahead(self, req: Any, granted: Any) -> None:
-        await self.order(f"send {frame(commit_request(req, granted).SerializeToString()).hex()}", answer="sent")
+        await self.order(f"send {commit_request(req, granted).SerializeToString().hex()}", answer="sent")
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
@@ -170,8 +170,10 @@ async def test_a_sender_that_closes_in_good_order_frees_its_pages_and_may_go_on_
         await eventually(lambda: router.has_finished(2), within=2)
 
 
-async def test_a_commit_that_comes_ahead_starts_decoding_and_the_one_that_follows_is_answered() -> None:
-    async with decode_worker(pages=PAGES, cuda=FakeCuda()) as peers, sender(peers) as (process, pair_id):
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_commit_that_comes_ahead_starts_decoding_and_the_one_that_follows_is_answered(engine: str) -> None:
+    """Sent from engine to engine; where they are processes no event loop has a hand in it."""
+    async with decode_worker(pages=PAGES, cuda=FakeCuda(), engine=engine) as peers, sender(peers) as (process, pair_id):
         router = await peers.session()
         req = make_req(PROMPT, output_len=6)
         granted = await peers.reserve(req, pair_id, transport="cuda_ipc")
@@ -221,16 +223,31 @@ async def test_a_cancel_between_the_two_commits_drops_the_request_once() -> None
         await peers.assert_idle()
 
 
-async def test_a_message_ahead_that_is_no_commit_or_of_a_ticket_sent_by_grpc_is_ignored() -> None:
-    async with decode_worker(pages=PAGES, cuda=FakeCuda()) as peers, sender(peers) as (process, pair_id):
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_message_ahead_that_is_no_commit_or_of_a_ticket_sent_by_grpc_is_ignored(engine: str) -> None:
+    async with decode_worker(pages=PAGES, cuda=FakeCuda(), engine=engine) as peers, sender(peers) as (process, pair_id):
         router = await peers.session()
         req = make_req(PROMPT, output_len=6)
         granted = await peers.reserve(req, pair_id)
-        await process.order(f"send {frame(bytes([255]) * 9).hex()}", answer="sent")
+        await process.order(f"send {(bytes([255]) * 9).hex()}", answer="sent")
         await process.commit_ahead(req, granted)  # Its bytes are missing.
         await peers.push(granted.ticket, peers.page_bytes_of(req, granted))
         await peers.commit(req, granted)
         await eventually(lambda: router.has_finished(1), within=2)
+        assert [token.token_id for token in router.tokens(1)] == continuation(PROMPT, 6)
+        await peers.assert_idle()
+
+
+async def test_a_commit_ahead_of_another_pairing_s_ticket_is_ignored() -> None:
+    async with decode_worker(pages=PAGES, cuda=FakeCuda()) as peers, sender(peers) as (one, pair_id), sender(peers) as (other, _):
+        router = await peers.session()
+        req = make_req(PROMPT, output_len=6)
+        granted = await peers.reserve(req, pair_id, transport="cuda_ipc")
+        await other.commit_ahead(req, granted)  # Its pages are empty: FakeRunner would see it.
+        await one.fill(peers, req, granted)
+        await one.commit_ahead(req, granted)
+        await eventually(lambda: router.has_finished(1), within=2)
+        await peers.commit(req, granted)
         assert [token.token_id for token in router.tokens(1)] == continuation(PROMPT, 6)
         await peers.assert_idle()
 

@@ -199,7 +199,7 @@ async def test_a_decode_worker_that_ends_ends_the_requests_that_store_into_it_at
                 await hold.wait()
 
             peers.worker.commit = held_back  # type: ignore[method-assign]
-            peers.worker.commit_ahead = lambda message: None  # type: ignore[method-assign]
+            peers.worker._engine.listen = lambda connection, to_command: connection.close()  # type: ignore[method-assign]
             journey = stand.submit(PROMPT, uid=1, output_len=6)
             await eventually(lambda: "first_token" in stand.report.kinds, within=3)
             assert peers.worker._cuda_ipc is not None

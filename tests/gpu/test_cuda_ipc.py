@@ -79,9 +79,8 @@ class Owner:
         self.pool = make_pool(device)
         self.export = exported(self.pool)
         self.gone: list[str] = []
-        self.commits: list[bytes] = []
         self.receiver = CudaIpcReceiver(
-            self.export.pool_bytes, is_known="pair".__eq__, on_gone=self.gone.append, on_commit=self.commits.append
+            self.export.pool_bytes, is_known="pair".__eq__, on_gone=self.gone.append, on_line=lambda pair_id, line: line.close()
         )
 
 

@@ -4,7 +4,8 @@ python -m tests.helpers.cuda_writer EXPORT SOCKET PAIR_ID    EXPORT: as_argument
 stdin: pages PAGE_BYTES 3 5 ...    from now on fills these pages with changing bytes, one after the other; prints "writing"
 stdin: fill PAGE_BYTES PAGE HEX    writes one page once, prints "filled"
 stdin: stop                        writes no more, prints "stopped"
-stdin: send HEX                    sends these bytes on the socket as they are, prints "sent"
+stdin: send HEX                    sends these bytes on the line to the decode worker's engine as they are, prints "sent"
+stdin: commit HEX                  sends this CommitRequest ahead, said to be computed now, prints "sent"
 stdin: hang up                     closes the socket and nothing else, prints "hung up"
 stdin: close                       as a link is closed in good order, prints "closed"
 """
@@ -15,6 +16,7 @@ import json
 import queue
 import sys
 import threading
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +24,7 @@ from common.errors import FailedPrecondition
 from common.handoff.base import page_range
 from common.handoff.cuda_ipc import PoolExport
 from common.handoff.cuda_ipc_link import CudaIpcLink
+from common.rpc.gen.pdserve.v1 import decode_pb2
 from tests.helpers.fake_cuda import FakeCuda
 
 
@@ -60,8 +63,12 @@ class Writer:
                 self._pages = []
                 return "stopped"
             case ["send", data]:
-                self._link._connection.sendall(bytes.fromhex(data))
+                self._link._line.send(bytes.fromhex(data))
                 return "sent"
+            case ["commit", data]:
+                request = decode_pb2.CommitRequest.FromString(bytes.fromhex(data))
+                request.computed_at_ns = time.monotonic_ns()
+                return "sent" if self._link.send(request.SerializeToString()) else "not sent"
             case ["hang", "up"]:
                 self._link._connection.close()
                 return "hung up"

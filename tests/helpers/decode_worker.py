@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,8 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from common.address import Address
 from common.core import Batch, Req
+from common.engine.engines import make_engine
 from common.engine.handle import Emit
-from common.engine.thread import ThreadEngine
 from common.handoff.base import page_checksum, tokens_of
 from common.handoff.cuda_ipc import PoolExport
 from common.handoff.pool_memory import PoolMemory
@@ -163,52 +164,60 @@ def commit_request(req: Req, granted: decode_pb2.ReserveResponse, *, crcs: Seque
     )
 
 
+def do_nothing(batch: Batch) -> None:
+    pass
+
+
 def fake_worker(
     *,
     pages: int = 32,
     page_size: int = 4,
     max_running: int = 8,
     lease: timedelta = timedelta(seconds=10),
-    before_run: Callable[[Batch], None] = lambda batch: None,
+    before_run: Callable[[Batch], None] = do_nothing,
     offer_shm: bool = True,
     slots: int = 0,
     cuda: FakeCuda | None = None,
     export: PoolExport | None = None,
+    engine: str = "thread",
 ) -> tuple[DecodeWorker, FakeRunner]:
     """Not started; lives in the running event loop. slots: so many in front of a pool that the event loop cannot address. cuda:
     the GPU that its pool is on, and then shm is not offered. export: offered instead of the pool that it has, for tests that
-    store and do not decode."""
+    store and do not decode. engine: "process": the runner returned is not the one that runs."""
     memory = PoolMemory(slots or pages, 2 * 4 * page_size)
     if cuda is not None:
         memory, export = cuda_pool(cuda, num_pages=pages, page_bytes=2 * 4 * page_size)
-    storage = None if slots else memory.view
-    runner = FakeRunner(num_pages=pages, page_size=page_size, rows=max_running, storage=storage, before_run=before_run)
-    staging = Staging(memory, runner.pool) if slots else None
-
-    def build(emit: Emit) -> DecodeCore:
-        return DecodeCore(
-            runner,
-            pool_pages=pages,
-            max_running=max_running,
-            lease=lease,
-            emit=emit,
-            staging=staging,
-            cuda_pool=export,
-        )
-
-    def make_engine(on_event: Callable[[Any], None]) -> ThreadEngine:
-        return ThreadEngine(build, on_event=on_event)
-
+    make_runner = partial(FakeRunner, num_pages=pages, page_size=page_size, rows=max_running, before_run=before_run)
+    runner = make_runner(storage=None if slots else memory.view)
+    build = partial(
+        _build_core, memory, make_runner, runner if engine == "thread" else None,
+        staged=slots > 0, max_running=max_running, lease=lease, cuda_pool=export,
+    )  # fmt: skip
     offer_shm = offer_shm and not slots and cuda is None
     worker = DecodeWorker(
         "decode-test",
-        make_engine=make_engine,
+        make_engine=lambda on_event: make_engine(engine, build, on_event=on_event),
         memory=memory,
         offer_shm=offer_shm,
         metrics=DecodeMetrics(registry=CollectorRegistry()),
         staged=slots > 0,
     )
     return worker, runner
+
+
+def _build_core(
+    memory: PoolMemory,
+    make_runner: Callable[..., FakeRunner],
+    runner: FakeRunner | None,
+    emit: Emit,
+    *,
+    staged: bool,
+    **settings: Any,
+) -> DecodeCore:
+    """runner: None in a process of its own, which makes one over the memory that came with it."""
+    runner = runner or make_runner(storage=None if staged else memory.view)
+    staging = Staging(memory, runner.pool) if staged else None
+    return DecodeCore(runner, pool_pages=runner.pool.num_pages, emit=emit, staging=staging, **settings)
 
 
 @asynccontextmanager

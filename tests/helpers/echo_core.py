@@ -89,6 +89,11 @@ class EchoCore:
         self.emit("closed")
 
 
+def steps_from_bytes(message: bytes) -> Any:
+    """What comes by an inlet. Raises ValueError."""
+    return ("steps", int(message))
+
+
 class Unbuildable(Exception):
     """Cannot be unpickled: its constructor takes other things than its arguments."""
 

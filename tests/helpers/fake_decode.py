@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from common.handoff.base import page_range, pages_to_send, send_pool
+from common.handoff.base import page_range, pages_to_send, send_welcome
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc
 from common.wire import ids_from_bytes
 
@@ -201,7 +201,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer, handoff_pb2_grpc.Handoff
             connection, _ = await loop.sock_accept(listener)
             pair_id = (await loop.sock_recv(connection, 200)).decode().strip()
             if pair_id in self.pairs:
-                send_pool(connection, pool_fd=self._fd, pool_bytes=len(self.pool))
+                send_welcome(connection, descriptor=self._fd, pool_bytes=len(self.pool))
                 self.connections[pair_id] = connection
             else:
                 connection.close()

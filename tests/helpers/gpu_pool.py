@@ -49,7 +49,7 @@ def exported(pool: KVPool) -> PoolExport:
 async def _main(device: str) -> None:
     export = exported(make_pool(device))
     receiver = CudaIpcReceiver(
-        export.pool_bytes, is_known="pair".__eq__, on_gone=lambda pair_id: None, on_commit=lambda message: None
+        export.pool_bytes, is_known="pair".__eq__, on_gone=lambda pair_id: None, on_line=lambda pair_id, line: line.close()
     )
     receiver.start()
     await asyncio.sleep(0)

@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from common.handoff.base import page_range, parse_hello, send_pool
+from common.handoff.base import page_range, parse_hello, send_welcome
 from common.rpc.gen.pdserve.v1 import handoff_pb2, handoff_pb2_grpc
 
 
@@ -85,7 +85,7 @@ def _serve_shm(listener: socket.socket, pair_id: str, pool_fd: int, pool_bytes: 
         while (more := connection.recv(200)) and parse_hello(line + more) is None:
             line += more
         if parse_hello(line + more) == pair_id:
-            send_pool(connection, pool_fd=pool_fd, pool_bytes=pool_bytes)
+            send_welcome(connection, descriptor=pool_fd, pool_bytes=pool_bytes)
             open_connections.append(connection)
         else:
             connection.close()

@@ -15,14 +15,14 @@ import socket
 import sys
 import threading
 
-from common.handoff.base import hello_line, page_range, receive_pool
+from common.handoff.base import hello_line, page_range, receive_welcome
 
 
 def main(socket_name: str, pair_id: str) -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(b"\0" + socket_name.encode())
     connection.sendall(hello_line(pair_id))
-    descriptor, size = receive_pool(connection)
+    descriptor, size = receive_welcome(connection)
     pool = memoryview(mmap.mmap(descriptor, size))
     os.close(descriptor)
     orders: queue.Queue[list[str]] = queue.Queue()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from common.engine import inlet
 from common.engine.engines import make_engine
 from common.engine.handle import EngineHandle
 from common.errors import OutOfRange, ResourceExhausted, StartError, Unavailable
 from common.worker_config import ENGINES
-from tests.helpers.echo_core import EchoCore, build_start_error, build_unbuildable, build_value_error
+from tests.helpers.echo_core import EchoCore, build_start_error, build_unbuildable, build_value_error, steps_from_bytes
 from tests.helpers.eventually import eventually
 
 pytestmark = pytest.mark.parametrize("kind", ENGINES)
@@ -96,6 +99,69 @@ async def test_a_core_that_cannot_be_built_fails_the_start(
         assert text in str(caught.value)
     else:
         assert type(caught.value) is error and str(caught.value) == text
+    await engine.close()
+
+
+def line() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+async def test_what_comes_by_an_inlet_is_a_command_until_its_end(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine, events = await started(kind)
+    before = await engine.call(("descriptors",))
+    (ours, theirs), (other, others) = line(), line()
+    engine.listen(theirs, steps_from_bytes)
+    engine.listen(others, steps_from_bytes)
+    assert theirs.fileno() == -1 or kind == "thread"
+    ours.send(b"2")
+    await eventually(lambda: len(events) == 2, within=5)
+    for message in (b"no number", bytes(inlet.MAX_MESSAGE_BYTES) + b"1", b"1"):
+        ours.send(message)
+    ours.close()
+    await eventually(lambda: len(events) == 3, within=5)
+    other.send(b"1")
+    await eventually(lambda: len(events) == 4, within=5)
+    assert events == [("step", 2), ("step", 1), ("step", 1), ("step", 1)]
+    other.close()
+    await eventually(lambda: has_descriptors(engine, before), within=5)
+    assert await engine.call("still here") == "still here"
+    await engine.close()
+
+
+async def has_descriptors(engine: EngineHandle, count: int) -> bool:
+    found: int = await engine.call(("descriptors",))
+    return found == count
+
+
+async def test_an_engine_s_inlets_end_with_it(kind: str) -> None:
+    engine, _ = await started(kind)
+    ours, theirs = line()
+    with ours:
+        engine.listen(theirs, steps_from_bytes)
+        await engine.close()
+        ours.settimeout(5)
+        assert await asyncio.to_thread(ours.recv, 1) == b""
+
+
+async def test_a_sender_that_does_not_stop_keeps_no_command_from_being_acted_on(kind: str) -> None:
+    engine, events = await started(kind)
+    ours, theirs = line()
+    engine.listen(theirs, steps_from_bytes)
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            ours.send(b"0")
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        for _ in range(20):
+            assert await asyncio.wait_for(engine.call("hello"), 5) == "hello"
+    finally:
+        stop.set()
+        await asyncio.to_thread(flooding.join)
+        ours.close()
     await engine.close()
 
 

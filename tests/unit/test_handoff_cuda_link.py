@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from common.engine.inlet import MAX_MESSAGE_BYTES
 from common.errors import FailedPrecondition
 from common.handoff import cuda_ipc_link, cuda_ipc_receiver, dial
-from common.handoff.base import HANDSHAKE_SECONDS, hello_line, receive_size
+from common.handoff.base import GOODBYE, HANDSHAKE_SECONDS, hello_line, receive_welcome
 from common.handoff.cuda_driver import CudaError
 from common.handoff.cuda_ipc_link import CudaIpcLink
 from common.handoff.cuda_ipc_receiver import CudaIpcReceiver
-from common.handoff.frames import GOODBYE, MAX_FRAME_BYTES, frame
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_cuda import FakeCuda, cuda_pool
 
 pytestmark = pytest.mark.unit
-LARGE = bytes(MAX_FRAME_BYTES)
 
 
 class Stand:
@@ -32,12 +31,12 @@ class Stand:
         self.memory, self.export = cuda_pool(FakeCuda(), num_pages=4, page_bytes=48)
         self.cuda = FakeCuda()
         self.gone: list[str] = []
-        self.commits: list[bytes] = []
+        self.lines: dict[str, socket.socket] = {}
         self.receiver = CudaIpcReceiver(
             self.export.pool_bytes,
             is_known={"pair", "other"}.__contains__,
             on_gone=self.gone.append,
-            on_commit=self.commits.append,
+            on_line=self.lines.__setitem__,
         )
 
     async def link(self, pair_id: str = "pair") -> CudaIpcLink:
@@ -50,8 +49,15 @@ class Stand:
         connection.settimeout(2)
         connection.connect(b"\0" + self.receiver.socket_name.encode())
         connection.sendall(hello_line(pair_id))
-        assert await asyncio.to_thread(receive_size, connection) == self.export.pool_bytes
+        line, size = await asyncio.to_thread(receive_welcome, connection)
+        os.close(line)
+        assert size == self.export.pool_bytes
         return connection
+
+    def close_lines(self) -> None:
+        for line in self.lines.values():
+            line.close()
+        self.lines.clear()
 
 
 @pytest.fixture
@@ -60,6 +66,7 @@ async def stand() -> AsyncIterator[Stand]:
     stand.receiver.start()
     yield stand
     await stand.receiver.close()
+    stand.close_lines()
 
 
 def open_descriptors() -> int:
@@ -75,21 +82,27 @@ async def test_a_link_that_closes_in_good_order_is_gone_at_once(stand: Stand) ->
         await eventually(lambda: stand.gone == ["pair"], within=1)
         assert not stand.receiver.is_connected("pair")
         stand.gone.clear()
+        stand.close_lines()
     assert stand.cuda.num_mapped == 0
     assert open_descriptors() == before
 
 
-async def test_commits_arrive_as_they_were_sent(stand: Stand) -> None:
-    link = await stand.link()
-    messages = [b"a", b"b" * 1000, b"c"]
-    assert all(link.send(message) for message in messages)
-    await eventually(lambda: stand.commits == messages, within=1)
+async def test_commits_go_to_the_line_s_owner_whole_and_its_end_is_the_link_s(stand: Stand) -> None:
+    link, other = await stand.link(), await stand.link("other")
+    messages = [b"a", b"b" * MAX_MESSAGE_BYTES, b"c"]
+    for message in messages:
+        assert link.send(message)
+        assert stand.lines["pair"].recv(MAX_MESSAGE_BYTES + 1) == message
+    assert not link.send(b"") and not link.send(bytes(MAX_MESSAGE_BYTES + 1))
+    assert stand.receiver.is_connected("pair") and stand.gone == []
     link.close()
+    assert stand.lines["pair"].recv(1) == b""
+    assert other.send(b"still here") and stand.lines["other"].recv(100) == b"still here"
+    other.close()
 
 
 async def test_eof_of_a_process_that_lives_proves_nothing(stand: Stand) -> None:
     connection = await stand.connect()
-    connection.sendall(frame(b"half a frame")[:7])
     connection.close()
     await eventually(lambda: not stand.receiver.is_connected("pair"), within=1)
     await asyncio.sleep(0.1)
@@ -98,24 +111,14 @@ async def test_eof_of_a_process_that_lives_proves_nothing(stand: Stand) -> None:
         await stand.connect()
 
 
-@pytest.mark.parametrize("stream", [b"\xff\xff\xff\xff", frame(b"good") + b"\x01\x00\x10\x00more"])
-async def test_who_breaks_the_framing_is_hung_up_on_and_not_thought_gone(stand: Stand, stream: bytes) -> None:
+@pytest.mark.parametrize("said", [b"good", GOODBYE + b"!", b"." + GOODBYE, GOODBYE * 2])
+async def test_anything_but_the_goodbye_proves_nothing(stand: Stand, said: bytes) -> None:
     connection = await stand.connect()
-    connection.sendall(stream)
-    assert await asyncio.to_thread(connection.recv, 1) == b""
+    connection.sendall(said)
+    connection.close()
     await eventually(lambda: not stand.receiver.is_connected("pair"), within=1)
     await asyncio.sleep(0.05)
-    assert stand.commits == ([b"good"] if b"good" in stream else [])
     assert stand.gone == []
-    connection.close()
-
-
-async def test_nothing_is_taken_after_the_goodbye(stand: Stand) -> None:
-    connection = await stand.connect()
-    connection.sendall(GOODBYE + frame(b"late"))
-    connection.close()
-    await eventually(lambda: stand.gone == ["pair"], within=1)
-    assert stand.commits == []
 
 
 async def test_a_process_whose_pid_cannot_be_seen_is_refused(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,25 +186,18 @@ async def test_a_decode_worker_that_ends_shows_on_the_link(stand: Stand) -> None
     link.close()
 
 
-async def test_a_frame_that_was_begun_is_ended_before_the_next_one(stand: Stand) -> None:
-    """A peer that does not read fills the socket; commits are left out, never cut."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        link = CudaIpcLink(ours, (await stand.link())._pool)
-        assert link.send(LARGE)  # More than a socket takes: the rest waits here.
-        assert not link.send(b"left out")
-        received = bytearray()
-        theirs.setblocking(False)
-        while len(received) < len(frame(LARGE)):
-            received += theirs.recv(1 << 20)
-            assert not link.is_peer_gone()
-        assert received == frame(LARGE)
-        assert link.send(b"next")
-        assert theirs.recv(100) == frame(b"next")
-        assert not link.send(b"")
-        assert not link.send(bytes(MAX_FRAME_BYTES + 1))
-        link.close()
-        assert theirs.recv(100) == GOODBYE
+async def test_a_commit_is_left_out_while_the_decode_worker_does_not_read(stand: Stand) -> None:
+    link = await stand.link()
+    sent = 0
+    while link.send(bytes(1000)):
+        sent += 1
+    assert sent > 10
+    for _ in range(sent):
+        assert len(stand.lines["pair"].recv(2000)) == 1000
+    assert link.send(b"next") and stand.lines["pair"].recv(100) == b"next"
+    stand.close_lines()
+    assert not link.send(b"nobody reads it") and not link.is_peer_gone()
+    link.close()
 
 
 async def test_a_lost_context_is_never_followed_by_a_goodbye(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from common.handoff.base import (
     pages_ready,
     pages_to_send,
     parse_hello,
-    receive_pool,
-    send_pool,
+    receive_welcome,
+    send_welcome,
     tokens_of,
 )
 
@@ -61,8 +61,8 @@ def test_the_pool_travels_as_a_descriptor() -> None:
     memory = os.memfd_create("test")
     os.ftruncate(memory, 4096)
     with ours, theirs:
-        send_pool(ours, pool_fd=memory, pool_bytes=4096)
-        descriptor, size = receive_pool(theirs)
+        send_welcome(ours, descriptor=memory, pool_bytes=4096)
+        descriptor, size = receive_welcome(theirs)
         os.pwrite(descriptor, b"hello", 10)
         assert (size, os.pread(memory, 5, 10)) == (4096, b"hello")
         os.close(descriptor)
@@ -73,4 +73,4 @@ def test_a_receiver_that_hangs_up_is_a_refusal() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.close()
     with theirs, pytest.raises(ConnectionRefusedError):
-        receive_pool(theirs)
+        receive_welcome(theirs)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.handoff import pool_listener
-from common.handoff.base import hello_line, receive_pool
+from common.handoff.base import hello_line, receive_welcome
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
 from tests.helpers.eventually import eventually
@@ -31,7 +31,7 @@ class Receiver:
         return connection
 
     async def pool(self, connection: socket.socket) -> mmap.mmap:
-        descriptor, size = await asyncio.to_thread(receive_pool, connection)
+        descriptor, size = await asyncio.to_thread(receive_welcome, connection)
         mapped = mmap.mmap(descriptor, size)
         os.close(descriptor)
         return mapped

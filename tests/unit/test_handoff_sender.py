@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from common.errors import DataLoss, FailedPrecondition, PdserveError, Unavailable
-from common.handoff.base import FRAME_BYTES, receive_pool, send_pool
+from common.handoff.base import FRAME_BYTES, receive_welcome, send_welcome
 from common.handoff.choose import ShmLink, choose
 from common.handoff.grpc_sender import GrpcSender
 from common.handoff.shm_sender import ShmSender
@@ -112,7 +112,7 @@ async def test_forced_shm_that_is_impossible_is_an_error_and_no_fall_back(owner:
     for name in ("", "pdserve-nobody-listens"):
         with pytest.raises(FailedPrecondition, match="--transport shm is impossible"):
             await choose("shm", shm_socket=name, pair_id="x")
-    with pytest.raises(FailedPrecondition, match="did not hand over its pool"):
+    with pytest.raises(FailedPrecondition, match="hung up on this pairing"):
         await choose("shm", shm_socket=owner.shm_socket, pair_id="not the pairing")
 
 
@@ -293,9 +293,9 @@ async def test_the_other_side_of_a_link_sees_its_end() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     descriptor = os.memfd_create("pool")
     os.ftruncate(descriptor, SMALL)
-    send_pool(theirs, pool_fd=descriptor, pool_bytes=SMALL)
+    send_welcome(theirs, descriptor=descriptor, pool_bytes=SMALL)
     os.close(descriptor)
-    received, size = receive_pool(ours)
+    received, size = receive_welcome(ours)
     link = ShmLink(ours, descriptor=received, pool_bytes=size)
     link.close()
     assert theirs.recv(1) == b""

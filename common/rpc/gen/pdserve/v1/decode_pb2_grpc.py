@@ -107,7 +107,7 @@ class DecodeServiceServicer:
 
     def Commit(self, request, context):
         """All KV is there: hands the request over. Idempotent; refused while bytes are missing. With cuda_ipc the same message may come
-        ahead of it, unanswered, on the unix socket (common/handoff/base.py).
+        ahead of it, unanswered, from engine to engine (common/handoff/base.py).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
