@@ -10,13 +10,14 @@ from common.core import SamplingParams
 from common.engine.pages import pages_for
 from common.errors import DeadlineExceeded
 from router.completion import Completion, Stage
-from router.placement import Pair
+from router.placement import Ask, Pair
 from router.workers import Worker
 
 
 @dataclass(frozen=True)
 class Work:
-    """What all attempts at a request share. output_limit: tokens per completion. deadline: time.monotonic() seconds."""
+    """What all attempts at a request share. output_limit: tokens per completion. deadline: time.monotonic() seconds.
+    session: the caller's name for what belongs together; "" for none."""
 
     router_epoch: int
     request_id: str
@@ -27,6 +28,7 @@ class Work:
     priority: int
     page_size: int
     deadline: float | None
+    session: str = ""
 
     @property
     def pages(self) -> int:
@@ -35,6 +37,9 @@ class Work:
     @property
     def needs_decode(self) -> bool:
         return self.output_limit > 1
+
+    def ask(self, *, avoid: frozenset[str]) -> Ask:
+        return Ask(self.pages, needs_decode=self.needs_decode, avoid=avoid, prompt=self.prompt, session=self.session)
 
     def deadline_ms(self) -> int:
         """What is left, 0 for no deadline. Raises DeadlineExceeded."""

@@ -21,7 +21,7 @@ from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
-from router.placement import Ask, Pair
+from router.placement import Pair
 
 RETRY_SECONDS = 0.1
 """Before the first retry; doubles. A dead worker's session has ended by then, so that the retry goes elsewhere."""
@@ -127,8 +127,7 @@ class Attempts:
     async def _begin_attempt(self, members: tuple[Completion, ...], delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
-        avoid = members[0].avoid
-        pair = await self._fleet.place(Ask(self._work.pages, needs_decode=self._work.needs_decode, avoid=avoid))
+        pair = await self._fleet.place(self._work.ask(avoid=members[0].avoid))
         waiting = tuple(member for member in members if member.stage is Stage.PLACING)
         if waiting:
             self._submit_all(waiting, pair)

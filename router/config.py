@@ -8,6 +8,8 @@ from pathlib import Path
 
 from common.address import Address
 from common.config import option, required
+from router.caller import check_key
+from router.policies import PolicyName
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class RouterConfig:
     max_in_flight: int = option(4096, "requests that may be in the router at once; one more is refused")
     max_attempts: int = option(3, "how often work on a request may fail before its call fails")
     pair_wait: timedelta = option(timedelta(seconds=2), "how long a request waits while there is no pair of workers for it")
+    policy: PolicyName = option("least_load", "how workers are chosen for a request (docs/decisions/0014)")
+    session_key: str = option("x-session-id", "metadata key that names a request's session, for --policy session")
     worker_silence: timedelta = option(timedelta(seconds=10), "a worker that reports nothing for so long is taken for lost")
     grace: timedelta = option(timedelta(seconds=30), "time for running requests to finish in when the router is stopped")
     metrics_port: int | None = option(None, "port of the Prometheus metrics on 127.0.0.1; unset: none")
@@ -30,5 +34,6 @@ class RouterConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if self.max_context is not None and self.max_context < 2:
             raise ValueError(f"--max-context must be at least 2, got {self.max_context}")
+        check_key("--session-key", self.session_key)
         if self.worker_silence < timedelta(seconds=2):
             raise ValueError("--worker-silence must be at least 2s: workers report every 500 ms")

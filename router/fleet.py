@@ -6,7 +6,8 @@ import asyncio
 from datetime import timedelta
 
 from common.errors import Unavailable
-from router.placement import Ask, Pair, choose
+from router.placement import Ask, Pair, Seats, seats_for
+from router.policies import Placer
 from router.registry import Registry
 from router.sessions import Session, SessionReceiver
 from router.workers import Worker
@@ -17,9 +18,12 @@ ANY = Ask(pages=0)
 class Fleet:
     """A RegistryListener: holds a session to each registered worker."""
 
-    def __init__(self, registry: Registry, *, epoch: int, receiver: SessionReceiver, pair_wait: timedelta) -> None:
-        """pair_wait: how long a request waits for a pair while there is none."""
+    def __init__(
+        self, registry: Registry, *, placer: Placer, epoch: int, receiver: SessionReceiver, pair_wait: timedelta
+    ) -> None:
+        """placer: chooses among the workers that can take a request. pair_wait: how long a request waits while there are none."""
         self.registry = registry
+        self._placer = placer
         self._epoch = epoch
         self._receiver = receiver
         self._pair_wait = pair_wait
@@ -38,6 +42,7 @@ class Fleet:
         task = self._tasks[worker]
         task.add_done_callback(lambda _: self._forget(worker))
         task.cancel()
+        self._placer.left(worker.id)
 
     def changed(self) -> None:
         self._changed.set()
@@ -46,19 +51,23 @@ class Fleet:
     @property
     def is_ready(self) -> bool:
         """Some compatible pair takes work."""
-        return choose(self.registry.live, ANY) is not None
+        return seats_for(self.registry.live, ANY) is not None
 
     def session(self, worker: Worker) -> Session | None:
         """None once the worker is gone."""
         return self._sessions.get(worker)
 
     async def place(self, ask: Ask) -> Pair:
-        """The pair for a request; waits a little for one. Raises Unavailable saying why there is none."""
+        """The pair for a request, as the policy chooses; waits as until_placeable does."""
+        return self._placer.choose(await self.until_placeable(ask), ask)
+
+    async def until_placeable(self, ask: Ask) -> Seats:
+        """The workers that can take it; waits a little for some. Raises Unavailable saying why there are none."""
         try:
             async with asyncio.timeout(self._pair_wait.total_seconds()):
-                while (pair := choose(self.registry.live, ask)) is None:
+                while (seats := seats_for(self.registry.live, ask)) is None:
                     await self._changed.wait()
-                return pair
+                return seats
         except TimeoutError:
             raise Unavailable(f"no prefill and decode pair: {self._why_none(ask)}") from None
 
@@ -66,6 +75,7 @@ class Fleet:
         """Pages freed on all workers. Raises Unavailable naming the first worker that did not answer; the others are flushed."""
         flushes = [session.flush_prefix_cache(timeout=timeout.total_seconds()) for session in self._sessions.values()]
         results = await asyncio.gather(*flushes, return_exceptions=True)
+        self._placer.flushed()
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from common.rpc.gen.pdserve.v1 import generation_pb2
 from router.admission import Admission, Ticket
 from router.attempt import Work
 from router.attempts import Attempts
+from router.caller import Caller
 from router.capacity import output_limit, pair_pages
 from router.completion import Completion
 from router.dispatch import Dispatch
@@ -72,17 +72,15 @@ class Pipeline:
         contexts = [worker.profile.compatibility.max_context for worker in self._fleet.registry.live]
         return replace(own, max_context=min([own.max_context, *contexts]))
 
-    async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, time_left: float | None) -> None:
-        """Returns after the last Finished was written. Raises the status the call ends with. time_left: seconds or None."""
-        arrived_at = time.monotonic()
-        deadline = None if time_left is None else arrived_at + time_left
+    async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, caller: Caller) -> None:
+        """Returns after the last Finished was written. Raises the status the call ends with."""
         outcome, usage = "OK", _Usage()
         try:
             request = validate(pb, self.limits)
             name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
             await self._admission.left(name, within_seconds=GOODBYE_SECONDS)
             with self._admission.enter(name) as ticket:
-                journey = await self._prepare(request, ticket, usage, arrived_at=arrived_at, deadline=deadline)
+                journey = await self._prepare(request, ticket, usage, caller)
                 del request  # Its list of ids would be the largest thing a long stream holds.
                 try:
                     await journey.run(write, on_first_token=ticket.started)
@@ -107,22 +105,20 @@ class Pipeline:
             ticket.end(None)
         return ticket is not None
 
-    async def _prepare(
-        self, request: ValidRequest, ticket: Ticket, usage: _Usage, *, arrived_at: float, deadline: float | None
-    ) -> Journey:
+    async def _prepare(self, request: ValidRequest, ticket: Ticket, usage: _Usage, caller: Caller) -> Journey:
         """From a valid request to a journey that can run."""
         prompt = await self._model.read(request.prompt)
         check_prompt(prompt, self.limits)
         usage.prompt = len(prompt)
         if pair_pages(self._fleet.registry.live) is None:
-            await self._fleet.place(ANY)  # Before that nobody knows the pools.
+            await self._fleet.until_placeable(ANY)  # Before that nobody knows the pools.
             check_prompt(prompt, self.limits)
-        work = self._work(request, ticket.request_id, prompt, deadline)
-        journey = self._journey(request, work, arrived_at)
+        work = self._work(request, ticket.request_id, prompt, caller)
+        journey = self._journey(request, work, caller.arrived_at)
         ticket.attach(journey.end)
         return journey
 
-    def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], deadline: float | None) -> Work:
+    def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], caller: Caller) -> Work:
         """Raises OutOfRange for what can never fit."""
         workers = self._fleet.registry.live
         pages, page_size = pair_pages(workers), workers[0].profile.compatibility.page_size
@@ -146,7 +142,8 @@ class Pipeline:
             logprobs=request.logprobs,
             priority=request.priority,
             page_size=page_size,
-            deadline=deadline,
+            deadline=caller.deadline,
+            session=caller.session,
         )
 
     def _journey(self, request: ValidRequest, work: Work, arrived_at: float) -> Journey:

@@ -1,30 +1,33 @@
-"""Which prefill and which decode worker get a request, or which worker that does both: a function of values.
+"""Who may take a request: the workers that are there, sorted by what they can do for it. Functions of values.
 
-Prefill: the fewest prompt tokens still to compute, then the fewest requests. Decode: the fewest requests per place in its batch,
-then the most available pages. A worker with local_prefill is a pair alone and no part of another; it competes with the best pair
-of two by requests per place, then by prompt tokens still to compute, and loses a tie. All is corrected by what this router has
-sent since the worker's last report; ties go by id, so that an idle cluster keeps using the pair whose prefix cache is warm.
+Which of them takes it is a policy's choice (router/policies). A worker with local_prefill is a pair alone and no part of another.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.workers import Worker
 
+NO_PROMPT: array[int] = array("i")
+
 
 class Ask(NamedTuple):
-    """What a request needs.
+    """What a request needs, and what a policy may go by.
 
     pages: that its prompt and whole output take in either pool.
     needs_decode: False if the prefill worker makes its only token.
     avoid: ids of workers that failed earlier attempts; used again only if there is nobody else.
+    prompt: its token ids. session: the caller's name for what belongs together; "" for none.
     """
 
     pages: int
     needs_decode: bool = True
     avoid: frozenset[str] = frozenset()
+    prompt: array[int] = NO_PROMPT
+    session: str = ""
 
 
 class Pair(NamedTuple):
@@ -42,36 +45,58 @@ class Pair(NamedTuple):
         return frozenset(worker.id for worker in self if worker is not None)
 
 
-def choose(workers: Sequence[Worker], ask: Ask) -> Pair | None:
+class Seats(NamedTuple):
+    """The workers that can take one request, in order of id; any choice among them is right, and there is at least one.
+
+    prefills: compute its prompt for any of decodes; if no decode worker is needed, by themselves. Empty without them.
+    decodes: empty if none is needed.
+    alone: do both.
+    """
+
+    prefills: tuple[Worker, ...]
+    decodes: tuple[Worker, ...]
+    alone: tuple[Worker, ...]
+
+    @property
+    def firsts(self) -> tuple[Worker, ...]:
+        """Whoever may compute the prompt."""
+        return self.prefills + self.alone
+
+    def without(self, avoid: frozenset[str]) -> Seats | None:
+        """Those that are left without some workers; None if nobody is."""
+
+        def fresh(group: tuple[Worker, ...]) -> tuple[Worker, ...]:
+            return tuple(worker for worker in group if worker.id not in avoid)
+
+        return _seats(fresh(self.prefills), fresh(self.decodes), fresh(self.alone), bool(self.decodes))
+
+
+def seats_for(workers: Sequence[Worker], ask: Ask) -> Seats | None:
     """None while there is no placeable worker of a needed role whose pool can hold the request."""
-    usable = [worker for worker in workers if worker.is_placeable and worker.profile.total_pages >= ask.pages]
-    alone = [worker for worker in usable if worker.profile.local_prefill]
-    prefills = [worker for worker in usable if worker.role == "prefill"]
-    decodes = [worker for worker in usable if worker.role == "decode" and not worker.profile.local_prefill]
-    if not ask.needs_decode:
-        firsts = sorted([*prefills, *alone], key=lambda worker: (worker.id in ask.avoid, *_prefill_load(worker)))
-        return Pair(firsts[0], None) if firsts else None
-    pairs = [Pair(worker, worker) for worker in alone]
-    if prefills and decodes:
-        prefill = min(prefills, key=lambda worker: (worker.id in ask.avoid, *_prefill_load(worker)))
-        pairs.append(Pair(prefill, min(decodes, key=lambda worker: (worker.id in ask.avoid, *_decode_load(worker)))))
-    return min(pairs, key=lambda pair: (bool(pair.ids & ask.avoid), *_pair_load(pair)), default=None)
+    usable = sorted(
+        (worker for worker in workers if worker.is_placeable and worker.profile.total_pages >= ask.pages),
+        key=lambda worker: worker.id,
+    )
+    alone = tuple(worker for worker in usable if worker.profile.local_prefill)
+    prefills = tuple(worker for worker in usable if worker.role == "prefill")
+    decodes = tuple(worker for worker in usable if worker.role == "decode" and not worker.profile.local_prefill)
+    found = _seats(prefills, decodes if ask.needs_decode else (), alone, ask.needs_decode)
+    if found is None or not ask.avoid:
+        return found
+    return found.without(ask.avoid) or _least_bad(found, ask.avoid)
 
 
-def _requests(worker: Worker) -> int:
-    return worker.load.running + worker.load.waiting + worker.sent.requests
+def _seats(
+    prefills: tuple[Worker, ...], decodes: tuple[Worker, ...], alone: tuple[Worker, ...], needs_decode: bool
+) -> Seats | None:
+    if needs_decode and not (prefills and decodes):
+        prefills, decodes = (), ()
+    return Seats(prefills, decodes, alone) if prefills or alone else None
 
 
-def _prefill_load(worker: Worker) -> tuple[int, int, str]:
-    return worker.load.queued_tokens + worker.sent.tokens, _requests(worker), worker.id
-
-
-def _decode_load(worker: Worker) -> tuple[float, int, str]:
-    available = worker.load.pages.free + worker.load.pages.cached - worker.sent.pages
-    return _requests(worker) / max(1, worker.profile.max_running), -available, worker.id
-
-
-def _pair_load(pair: Pair) -> tuple[float, int, bool, int, str]:
-    assert pair.decode is not None
-    share, scarcity, worker_id = _decode_load(pair.decode)
-    return share, _prefill_load(pair.prefill)[0], pair.is_alone, scarcity, worker_id
+def _least_bad(seats: Seats, avoid: frozenset[str]) -> Seats:
+    """Every choice has somebody to avoid in it: only where there is nobody else."""
+    if not seats.prefills:
+        return seats
+    prefills, decodes = (tuple(worker for worker in group if worker.id not in avoid) for group in seats[:2])
+    return Seats(prefills or seats.prefills, decodes or seats.decodes, seats.alone)

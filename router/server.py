@@ -23,11 +23,13 @@ from common.rpc.process import Stop
 from common.rpc.server import bind, make_server
 from common.version import VERSION
 from router.admission import Admission
+from router.caller import CallerKeys
 from router.config import RouterConfig
 from router.dispatch import Dispatch
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
+from router.policies import Placer
 from router.readiness import Readiness
 from router.registry import Registry
 from router.registry_servicer import RegistryServicer
@@ -52,7 +54,8 @@ class Router:
         self.admission = Admission(max_queue=config.max_queue, max_in_flight=config.max_in_flight)
         self.dispatch = Dispatch()
         self.registry = Registry(fingerprint=model.fingerprint)
-        self.fleet = Fleet(self.registry, epoch=epoch, receiver=self.dispatch, pair_wait=config.pair_wait)
+        placer = Placer(config.policy, seed=rng.getrandbits(64))
+        self.fleet = Fleet(self.registry, placer=placer, epoch=epoch, receiver=self.dispatch, pair_wait=config.pair_wait)
         pipeline = Pipeline(
             model=model,
             admission=self.admission,
@@ -71,7 +74,8 @@ class Router:
         )
         self._server = make_server()
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))
-        self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, version=VERSION)
+        keys = CallerKeys(session=config.session_key)
+        self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, caller_keys=keys, version=VERSION)
         self._readiness: Readiness
         self._registration = RegistryServicer(self.registry, epoch=epoch, silence=config.worker_silence)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc
 
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
+from router.caller import Caller, CallerKeys
 from router.fleet import Fleet
 from router.pipeline import Pipeline
 from router.served_model import ServedModel
@@ -19,15 +21,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    def __init__(self, pipeline: Pipeline, *, model: ServedModel, fleet: Fleet, version: str) -> None:
+    def __init__(self, pipeline: Pipeline, *, model: ServedModel, fleet: Fleet, caller_keys: CallerKeys, version: str) -> None:
         self._pipeline = pipeline
         self._model = model
         self._fleet = fleet
+        self._caller_keys = caller_keys
         self._version = version
 
     async def Generate(self, request: pb2.GenerateRequest, context: Context) -> None:
         # Not an async generator: a cancelled one is closed later, by whoever collects it, and its clean-up with it (CAN-11).
-        await self._pipeline.generate(request, context.write, time_left=context.time_remaining())
+        await self._pipeline.generate(request, context.write, caller=self._caller_of(context))
+
+    def _caller_of(self, context: Context) -> Caller:
+        metadata = context.invocation_metadata() or ()
+        return Caller.of(metadata, self._caller_keys, now=time.monotonic(), time_left=context.time_remaining())
 
     async def Abort(self, request: pb2.AbortRequest, context: Context) -> pb2.AbortResponse:
         return pb2.AbortResponse(found=self._pipeline.abort(request.request_id))

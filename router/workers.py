@@ -59,6 +59,29 @@ class Worker:
     def is_placeable(self) -> bool:
         return self.has_session and self.state is WorkerState.READY
 
+    @property
+    def requests(self) -> int:
+        """Completions it runs or has waiting."""
+        return self.load.running + self.load.waiting + self.sent.requests
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens it has still to compute."""
+        return self.load.queued_tokens + self.sent.tokens
+
+    @property
+    def available_pages(self) -> int:
+        """Free ones and those that its prefix cache would give up; all of them before its first report."""
+        pages = self.load.pages
+        return (pages.free + pages.cached if pages.total else self.profile.total_pages) - self.sent.pages
+
+    @property
+    def fullness(self) -> float:
+        """Of places in the batch and pages, the scarcer one's share in use: 0 idle, 1 full, more: work is waiting there.
+        (The dominant share of Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.)"""
+        places = self.requests / max(1, self.profile.max_running)
+        return max(places, 1 - self.available_pages / max(1, self.profile.total_pages))
+
     def report(self, load: WorkerLoad) -> None:
         """Takes a load report, which shows what was sent before it."""
         self.load = load

@@ -124,10 +124,17 @@ class Client:
         await self.channel.close(None)
 
     def call(
-        self, prompt: Prompt, *, timeout: float = CALL_SECONDS, sampling: dict[str, Any] | None = None, **fields: Any
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float = CALL_SECONDS,
+        metadata: dict[str, str] | None = None,
+        sampling: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> Any:
         """The open stream, for tests that read or cancel it themselves."""
-        return self.stub.Generate(request(prompt, sampling=sampling, **fields), timeout=timeout)
+        message = request(prompt, sampling=sampling, **fields)
+        return self.stub.Generate(message, timeout=timeout, metadata=tuple((metadata or {}).items()))
 
     async def generate(
         self, prompt: Prompt, *, timeout: float = CALL_SECONDS, sampling: dict[str, Any] | None = None, **fields: Any

@@ -1,0 +1,40 @@
+"""prefix: where most of the prompt is probably cached, weighed against who is how busy.
+
+Both in prompt tokens: a worker's cost is what it has still to compute plus what it would have to compute of this prompt. A prefix
+has a home by rendezvous hashing of its first blocks (router/policies/rendezvous.py), which is credited with those blocks unseen:
+so routers that know nothing of each other's requests, or nothing yet, send equal prefixes to the same worker. Whoever is loaded
+beyond the bound gets none. Decode workers are chosen by load alone: what they have cached saves copying, not computing.
+"""
+
+from __future__ import annotations
+
+from router.placement import Ask, Pair, Seats
+from router.policies.blocks import block_tokens, blocks_of
+from router.policies.least_load import least_load, with_decode
+from router.policies.prefix_map import PrefixMap
+from router.policies.rendezvous import heaviest, within
+from router.policies.session import IDLE_TOKENS
+from router.workers import Worker
+
+KEY_TOKENS = 256
+"""Leading tokens, at most, that say where a prefix is at home."""
+
+
+def prefix(seats: Seats, ask: Ask, state: PrefixMap) -> tuple[Pair, PrefixMap]:
+    """A policy (router/policies). state: takes note of where the prompt goes."""
+    tokens = block_tokens(seats.firsts[0].profile.compatibility.page_size)
+    blocks = blocks_of(ask.prompt, tokens=tokens)
+    if not blocks:
+        return least_load(seats, ask)[0], state
+    key_blocks = max(1, min(len(blocks), KEY_TOKENS // tokens))
+    allowed = within({w.id: w.queued_tokens for w in seats.firsts}, added=len(ask.prompt), floor=IDLE_TOKENS)
+    home = heaviest(blocks[key_blocks - 1], allowed)
+
+    def cost(worker: Worker) -> tuple[int, bool, str]:
+        cached = max(state.matched(worker.id, blocks), key_blocks if worker.id == home else 0)
+        return worker.queued_tokens - cached * tokens, worker.id != home, worker.id
+
+    first = min((worker for worker in seats.firsts if worker.id in allowed), key=cost)
+    pool = first.profile
+    state.note(first.id, blocks, capacity=pool.total_pages * pool.compatibility.page_size // tokens)
+    return with_decode(first, seats, ask), state
