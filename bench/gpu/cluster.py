@@ -1,4 +1,4 @@
-"""Lines 2, 5, 6 and 7: whole clusters, through bench.serve. Each is a list of its command lines; the tables are its own.
+"""Lines 5, 6 and 7: whole clusters, through bench.serve. Each is a list of its command lines; the tables are its own.
 
 The models have random weights. `two` says that a line needs two GPUs.
 """
@@ -31,12 +31,6 @@ class Line:
         return max(codes)
 
 
-def _streams(model: str, count: int) -> tuple[str, ...]:
-    """So many running streams and a prompt now and then; the first column of gaps is the decode worker by itself."""
-    load = ("--streams", str(count), "--input", "960", "--output", "4096", "--rate", "0.01", "--warmup", "4", "--seconds", "3")
-    return ("interference", "--model", model, *load, *ONE_GPU)
-
-
 INTERFERENCE = (
     "interference --model Llama-3-8B --streams 64 --input 1024 --output 4096 --prompt 4096 --prompt-output 2 --share 0.8"
     " --warmup 6 --seconds 12 --compare colocated"
@@ -45,10 +39,6 @@ GOODPUT = "goodput --model Llama-3-8B --input 2048 --output 256 --slo ttft:p90:4
 OFFLINE = "offline --requests 256 --input 100-1024 --output 100-1024 --temperature 0.6"
 
 LINES = {
-    2: Line(
-        "2. The whole decode worker: gaps of running streams (compare with line 1 at the same batch size)",
-        tuple(_streams(model, count) for model in BOTH for count in (1, 8, 64, 256)),
-    ),
     5: Line(
         "5. Interference: 64 streams, prompts of 4096 tokens at 80 % of what the system takes",
         (tuple(INTERFERENCE.split()),),

@@ -14,9 +14,10 @@ from bench.gpu.engine import Engine, load
 from bench.gpu.handoff import bulk_rows, exposed_rows, storing_rows
 from bench.gpu.prefill import prefill_rows
 from bench.gpu.table import Row, save, show
+from bench.gpu.whole import bare_seconds, whole_rows
 from common.core import reset_global_ctx
 
-ENGINE_LINES = (1, 3)
+ENGINE_LINES = (1, 2, 3)
 POOL_PAGES = 256 * 25 + 64
 LONG_CONTEXT = 33024
 NEEDS_TWO = "skipped: it needs two GPUs"
@@ -36,18 +37,25 @@ def _engines(chosen: Sequence[int], models: Sequence[str], out: Path, results: d
     torch.cuda.set_stream(torch.cuda.Stream())
     measured = ceilings.measure()
     print(f"{torch.cuda.get_device_name()}: {measured}", flush=True)
+    bare: dict[str, dict[int, float]] = {}
     lines: dict[int, Callable[[Engine], list[Row]]] = {
         1: lambda engine: [*decode_rows(engine, measured)],
         3: lambda engine: [*prefill_rows(engine, measured)],
     }
-    if wanted := [line for line in chosen if line in lines]:
+    wanted = [line for line in chosen if line in lines]
+    if wanted or 2 in chosen:
         for name in models:
             engine = _load(name, max_context=8192, pool_pages=POOL_PAGES)
             for line in wanted:
                 results[f"{line} {name}"] = rows = lines[line](engine)
                 show(f"{line}. {name}", rows)
+            if 2 in chosen:
+                bare[name] = bare_seconds(engine)
             del engine
             _forget()
+    for name, seconds in bare.items():
+        results[f"2 {name}"] = rows = [*whole_rows(name, seconds, out)]
+        show(f"2. {name}", rows)
     if 4 in chosen:
         _handoff(out, results)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ VOCAB = 20_000 if CUDA else 600
 """Several chunks, the last one not full."""
 ROWS = 64 if CUDA else 8
 BATCHES = 200 if CUDA else 2
-NEAR = 1e-4
-"""A draw this near to a boundary between two tokens may fall on either side of it."""
+ROUNDING = 2e-5
+"""Of sums of VOCAB float32 weights, relative to their total: several times what summing in another order makes."""
 
 
 class Rig:
@@ -75,13 +76,20 @@ def tokens(sampled: Sequence[Sampled]) -> list[int]:
     return [one.token_id for one in sampled]
 
 
-def distance_to_boundary(logits: torch.Tensor, req: Req) -> float:
-    """How far the request's uniform number is from the nearest step of its cumulative distribution. logits: processed."""
+def could_draw(token: int, logits: torch.Tensor, req: Req) -> bool:
+    """Whether sums that are off by no more than ROUNDING make this the request's draw: its uniform number is so near to the
+    token's part of the cumulative distribution, whose nucleus may be that of a top_p so near to the one asked for.
+    logits: processed."""
     params = req.sampling_params
     assert params.seed is not None
-    kept = kept_weights(logits, params)
-    cumulative = kept.cumsum() / kept.sum()
-    return float(np.abs(cumulative - uniforms([(params.seed, req.completion, req.num_output)])[0]).min())
+    uniform = float(uniforms([(params.seed, req.completion, req.num_output)])[0])
+    for top_p in {params.top_p, max(params.top_p - ROUNDING, 0.0), min(params.top_p + ROUNDING, 1.0)}:
+        kept = kept_weights(logits, replace(params, top_p=top_p))
+        cumulative = kept.cumsum() / kept.sum()
+        begin = cumulative[token - 1] if token > 0 else 0.0
+        if kept[token] > 0 and begin - ROUNDING <= uniform <= cumulative[token] + ROUNDING:
+            return True
+    return False
 
 
 def kept_weights(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
