@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from common.engine.cuda.small_linear import Plan, Workspace, choose, small_linear
 
 EPS = 1e-5
+FLOAT32 = 2.0**-23
+SIGMAS = 8.0
 FMA = Plan(dot=False, rows=4, depth=256, warps=1, stages=1)
 DOT = Plan(dot=True, rows=16, depth=64, warps=4, stages=3)
 PLANS = {"fma": FMA, "fma pipelined": replace(FMA, stages=3, rows=2), "dot": DOT, "dot split": replace(DOT, split=4)}
@@ -61,20 +64,60 @@ class Product:
         assert self.out[tokens].isnan().all() and (self.workspace.counters == 0).all()
         return out
 
-    def wanted(self) -> torch.Tensor:
+    def wanted(self) -> Bounded:
+        """In float64, and how far from it a right product may be."""
         x: torch.Tensor = self.x.double()
         if self.norm_weight is not None:
             x = torch.nn.functional.rms_norm(x, (x.shape[1],), self.norm_weight.double(), EPS)
-        y: torch.Tensor = x @ self.weight.double().T
+        weight = self.weight.double()
+        y, error = x @ weight.T, self._error(x, weight)
         if self.gated:
-            gate, up = y.chunk(2, dim=-1)
-            y = torch.nn.functional.silu(gate) * up
-        return y if self.residual is None else y + self.residual.double()
+            (gate, up), (gate_error, up_error) = y.chunk(2, dim=-1), error.chunk(2, dim=-1)
+            activated = torch.nn.functional.silu(gate)
+            # silu is nowhere steeper than 1.1.
+            error = 1.1 * gate_error * (up.abs() + up_error) + activated.abs() * up_error + FLOAT32 * (activated * up).abs()
+            y = activated * up
+        if self.residual is not None:
+            y = y + self.residual.double()
+        unit = rounding(self.x.dtype)
+        return Bounded(y, error + unit * (y.abs() + error) + torch.finfo(self.x.dtype).smallest_normal)
+
+    def _error(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """[tokens, rows] of x W^T, which come in float32.
+
+        Sums: K additions, each off by at most FLOAT32 of what is summed, in whichever order. Rounding of x * norm_weight to x's
+        dtype, where there is a norm: by d_k <= unit * x_k each. W's signs are random and know nothing of d, so by Hoeffding the
+        sum of d_k W_k exceeds SIGMAS * unit * |x W|_2 with probability 2 exp(-SIGMAS^2 / 2) per product: 3e-14.
+        """
+        depth = x.shape[1]
+        sums = FLOAT32 * (depth + 16) * (x.abs() @ weight.abs().T)
+        if self.norm_weight is None:
+            return sums
+        return sums + SIGMAS * rounding(self.x.dtype) * (x.square() @ weight.square().T).sqrt()
 
 
-def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Within bf16's rounding of the result and, for the tensor cores, of x * norm_weight."""
-    torch.testing.assert_close(got.double(), wanted, rtol=2**-7, atol=2**-7)
+class Bounded(NamedTuple):
+    value: torch.Tensor
+    error: torch.Tensor
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The most by which rounding to the nearest changes a number, of the number."""
+    return torch.finfo(dtype).eps / 2
+
+
+def assert_near(got: torch.Tensor, wanted: Bounded) -> None:
+    excess = ((got.double() - wanted.value).abs() / wanted.error).nan_to_num(nan=float("inf")).max().item()
+    assert excess <= 1, f"off by {excess:.2f} times what rounding can explain"
+
+
+def test_the_bound_is_tight_enough_to_see_one_lost_tile(device: torch.device) -> None:
+    """Of the smallest depth that a plan has."""
+    product = Product(device, 2, 64, 1024, norm=True)
+    wanted = product.wanted()
+    product.weight[:, 256:320] = 0
+    with pytest.raises(AssertionError, match="off by"):
+        assert_near(product.run(DOT), wanted)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
