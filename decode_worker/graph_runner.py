@@ -4,6 +4,7 @@ A step is two graphs of its padded size, launched back to back; what they need l
 
     layers                                              sampling (one per level)          then
     gather rows -> embedding -> layers -> logits   |    sample -> advance rows       |    tokens to the host, an event
+                                                   '- a grammar's masks (grammar_masks.py)
 
 Requests are padded to a captured size with a dummy request, whose row stays at length 1 and whose page is nobody's.
 """
@@ -23,7 +24,7 @@ from common.engine.cuda import kernels
 from common.engine.cuda.attention import CudaMetadata
 from common.engine.cuda.capture import capture, uncollected
 from common.engine.cuda.page_table import CudaPageTable
-from common.engine.cuda.results import fetch
+from common.engine.cuda.results import SampledTokens, fetch
 from common.engine.cuda.runner import CudaRunner
 from common.engine.cuda.sampling import DeviceSampler, Level, level_of
 from common.engine.cuda.sampling_state import SamplingState
@@ -33,6 +34,7 @@ from common.engine.peer_store import PeerStore
 from common.engine.runner import Pending
 from common.engine.sampler import Sampled
 from decode_worker.device_rows import DeviceRows
+from decode_worker.grammar_masks import GrammarMasks, MaskSource
 
 Launch = Callable[[], None]
 
@@ -42,9 +44,18 @@ class GraphRunner:
 
     lookahead = 1
 
-    def __init__(self, runner: CudaRunner, *, sizes: Sequence[int], capture: bool, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        runner: CudaRunner,
+        *,
+        sizes: Sequence[int],
+        capture: bool,
+        progress: Callable[[str], None],
+        masks: MaskSource | None = None,
+    ) -> None:
         """sizes: batch sizes to capture; the page table's rows are one of them, or will be. capture: False runs the same step
-        launch by launch and without padding, for kernels that cannot be captured and to compare with."""
+        launch by launch and without padding, for kernels that cannot be captured and to compare with. masks: of grammars, for
+        decode steps; a prompt's first token is made without."""
         self._runner = runner
         self.compatibility = runner.compatibility
         self.eos_token_ids = runner.eos_token_ids
@@ -60,6 +71,8 @@ class GraphRunner:
         self._buffers = _Buffers(rows, self.page_table)
         self._uploads = UploadRing(rows, dtype=torch.int32, device=runner.device)
         self._batch_rows: list[int] = []
+        self._masks = None if masks is None else GrammarMasks(masks, sampling)
+        self._last: SampledTokens | None = None
         self._layers: dict[int, Launch] = {}
         self._sampling: dict[tuple[int, Level], Launch] = {}
         self._capture_all(progress)
@@ -76,18 +89,23 @@ class GraphRunner:
             self._upload_rows(batch.padded_reqs)
             self.page_table.flush()
             self._plan(batch.padded_reqs)
-            level = level_of(batch.reqs)
-            self.replay(batch.padded_size, level)
-            return fetch(self._sampler, batch.reqs, level)
+            level = level_of(batch.reqs) if self._masks is None else self._masks.level_of(batch.reqs)
+            self.replay(batch.padded_size, level, reqs=batch.reqs)
+            self._last = fetch(self._sampler, batch.reqs, level)
+            return self._last
 
-    def replay(self, size: int, level: Level) -> None:
-        """The step itself, of the rows that are on the device."""
+    def replay(self, size: int, level: Level, *, reqs: Sequence[Req] = ()) -> None:
+        """The step itself, of the rows that are on the device. reqs: theirs, whose grammars count."""
+        logits: list[torch.Tensor] = []
         if self._sizes:
             self._layers[size]()
+        else:
+            self._forward(size, logits)
+        if self._masks is not None:
+            self._masks.upload(reqs, self._last)
+        if self._sizes:
             self._sampling[size, level]()
         else:
-            logits: list[torch.Tensor] = []
-            self._forward(size, logits)
             self._sample(size, level, logits)
 
     def pad_batch(self, batch: Batch) -> None:

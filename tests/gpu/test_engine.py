@@ -17,6 +17,7 @@ from common.core import Req, SamplingParams, reset_global_ctx
 from common.engine.config import EngineConfig
 from common.engine.sampler import Sampled
 from decode_worker.build import build_runner
+from decode_worker.grammar_masks import MaskSource
 from decode_worker.graph_runner import GraphRunner
 from tests.helpers import reference
 from tests.helpers.engine_driver import EngineDriver
@@ -43,7 +44,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @contextmanager
-def gpu_engine(model: Path, *, sizes: BatchSizes = SIZES, **config: Any) -> Iterator[GraphRunner]:
+def gpu_engine(
+    model: Path, *, sizes: BatchSizes = SIZES, masks: MaskSource | None = None, **config: Any
+) -> Iterator[GraphRunner]:
     reset_global_ctx()
     try:
         engine = EngineConfig(
@@ -57,7 +60,7 @@ def gpu_engine(model: Path, *, sizes: BatchSizes = SIZES, **config: Any) -> Iter
             graph_sizes=sizes,
             **config,
         )
-        runner = build_runner(engine, None, lambda text: None)
+        runner = build_runner(engine, None, lambda text: None, masks=masks)
         assert isinstance(runner, GraphRunner)
         runner.pool.tensor.fill_(float("nan"))  # What nobody wrote must not be read.
         runner.pool.tensor[-1].zero_()

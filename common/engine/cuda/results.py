@@ -26,9 +26,14 @@ class SampledTokens:
     def __init__(self, sampler: DeviceSampler, on_host: torch.Tensor, reqs: Sequence[Req]) -> None:
         self._sampler = sampler
         self._on_host = on_host
-        self._reqs = reqs
+        self._reqs = tuple(reqs)
         self._copied = torch.cuda.Event()
         self._copied.record()
+
+    def tokens(self) -> dict[Req, int]:
+        """Waits for them; result() may be asked for before or after."""
+        self._copied.synchronize()
+        return dict(zip(self._reqs, self._on_host[: len(self._reqs)].tolist(), strict=True))
 
     def result(self) -> list[list[Sampled]]:
         self._copied.synchronize()
