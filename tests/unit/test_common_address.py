@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.address import Address
+from common.address import Address, UnixAddress
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_an_address_prints_as_it_was_written(text: str, host: str, port: int) ->
     ],
 )
 def test_grp_08_a_malformed_address_is_refused_with_the_rule_and_the_text(text: str) -> None:
-    with pytest.raises(ValueError, match=r"must be host:port or \[ipv6\]:port, got ") as caught:
+    with pytest.raises(ValueError, match=r"must be host:port, \[ipv6\]:port or unix:/path, got ") as caught:
         Address.parse(text)
     assert repr(text) in str(caught.value)
 
@@ -59,3 +59,31 @@ def test_a_port_above_65535_is_refused() -> None:
 )
 def test_any_address_survives_printing_and_parsing(host: str, port: int) -> None:
     assert Address.parse(str(Address(host, port))) == (host, port)
+
+
+def test_grp_08_a_unix_socket_is_an_address_that_prints_as_it_was_written() -> None:
+    address = Address.parse("unix:/run/pdserve/router.sock")
+    assert isinstance(address, UnixAddress) and address.is_local
+    assert str(address) == str(address.with_port(5)) == "unix:/run/pdserve/router.sock"
+
+
+@pytest.mark.parametrize("text", ["unix:", "unix:relative", "unix:/folder/", "unix:./x", "unix:/a\0b"])
+def test_grp_08_a_malformed_unix_address_is_refused_with_the_rule_and_the_text(text: str) -> None:
+    with pytest.raises(ValueError, match="must be host:port, .* with an absolute path, got 'unix:"):
+        Address.parse(text)
+
+
+def test_a_path_that_no_socket_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="the path of a unix socket must be at most 107 bytes"):
+        Address.parse("unix:/" + "x" * 107)
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("127.0.0.1:1", True), ("127.8.9.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("unix:/x", True),
+        ("0.0.0.0:1", False), ("[::]:1", False), ("10.0.0.1:1", False), ("localhost.example:1", False), ("host:1", False),
+    ],
+)  # fmt: skip
+def test_what_only_this_host_reaches(text: str, local: bool) -> None:
+    assert Address.parse(text).is_local is local

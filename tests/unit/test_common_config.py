@@ -66,7 +66,7 @@ def test_a_flag_wins_over_the_environment() -> None:
     ("argv", "message"),
     [
         ([], "--model is required (or PDSERVE_MODEL in the environment)"),
-        (["--model=m", "--listen=::1:50051"], "argument --listen: must be host:port or [ipv6]:port, got '::1:50051'"),
+        (["--model=m", "--listen=::1:50051"], "argument --listen: must be host:port, [ipv6]:port or unix:/path, got '::1:50051'"),
         (["--model=m", "--pool-pages=x"], "argument --pool-pages: must be a whole number, got 'x'"),
         (["--model=m", "--rate=2"], "--rate must be at most 1, got 2.0"),
         (["--model=m", "--grace=soon"], "argument --grace: must be a duration like 5s, 200ms or 2m, got 'soon'"),
