@@ -35,9 +35,9 @@ _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
 T = TypeVar("T")
 
 
-def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> Any:
-    """A field that may be left out."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+def option(default: Any, help: str, *, choices: Sequence[Any] | None = None, group: str = "") -> Any:
+    """A field that may be left out. group: the heading that --help shows it under, after those without."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "group": group})
 
 
 def required(help: str) -> Any:
@@ -54,8 +54,11 @@ def parse_config(
     parser = _OneLineParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    groups = {"": parser} | {
+        group: parser.add_argument_group(group) for group in dict.fromkeys(e.group for e in entries) if group
+    }
     for entry in entries:
-        entry.add_to(parser)
+        entry.add_to(groups[entry.group])
     given = vars(parser.parse_args(argv))
     values: dict[str, Any] = {}
     for entry in entries:
@@ -76,7 +79,12 @@ def parse_config(
 
 def describe(config: Any) -> str:
     """One line, name=value for each field, for printing at start."""
-    return " ".join(f"{field.name}={show(getattr(config, field.name))}" for field in dataclasses.fields(config))
+    return " ".join(f"{field.name}={show(getattr(config, field.name))}" for field in _fields(type(config)))
+
+
+def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """Those without a group first, whichever class of cls's line has them."""
+    return sorted(dataclasses.fields(cls), key=lambda field: bool(field.metadata.get("group")))
 
 
 def show(value: Any) -> str:
@@ -135,6 +143,7 @@ class _Entry(NamedTuple):
     default: Any
     help: str
     choices: Sequence[Any] | None
+    group: str
 
     @property
     def flag(self) -> str:
@@ -144,7 +153,7 @@ class _Entry(NamedTuple):
     def variable(self) -> str:
         return ENV_PREFIX + self.name.upper()
 
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
         default = "required" if self.default is dataclasses.MISSING else f"default: {show(self.default)}"
         help = f"{self.help} ({default}; {self.variable})".replace("%", "%%")
         common: dict[str, Any] = {"dest": self.name, "default": _ABSENT, "help": help}
@@ -176,7 +185,7 @@ class _Entry(NamedTuple):
 
 def _entries(cls: type) -> list[_Entry]:
     hints = typing.get_type_hints(cls)
-    return [_entry(field, hints[field.name]) for field in dataclasses.fields(cls)]
+    return [_entry(field, hints[field.name]) for field in _fields(cls)]
 
 
 def _entry(field: dataclasses.Field[Any], hint: Any) -> _Entry:
@@ -189,7 +198,14 @@ def _entry(field: dataclasses.Field[Any], hint: Any) -> _Entry:
     if typing.get_origin(hint) is typing.Literal:
         choices, hint = choices or typing.get_args(hint), type(typing.get_args(hint)[0])
     return _Entry(
-        field.name, _PARSERS[hint], repeatable, hint is bool and not repeatable, field.default, field.metadata["help"], choices
+        field.name,
+        _PARSERS[hint],
+        repeatable,
+        hint is bool and not repeatable,
+        field.default,
+        field.metadata["help"],
+        choices,
+        field.metadata.get("group", ""),
     )
 
 

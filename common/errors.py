@@ -111,6 +111,18 @@ class Unimplemented(PdserveError):
     status = grpc.StatusCode.UNIMPLEMENTED
 
 
+class Unauthenticated(PdserveError):
+    """The caller has not shown who it is."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDenied(PdserveError):
+    """The caller is known, or comes from where nobody is, and may not do this."""
+
+    status = grpc.StatusCode.PERMISSION_DENIED
+
+
 class DataLoss(PdserveError):
     """Bytes arrived changed."""
 
@@ -137,7 +149,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[PdserveError]] = {
     cls.status: cls
     for cls in (
         AlreadyExists, NotFound, FailedPrecondition, ResourceExhausted, Unavailable, Aborted, Cancelled, DeadlineExceeded,
-        Unimplemented, DataLoss, InvalidArgument, RemoteOutOfRange,
+        Unimplemented, DataLoss, InvalidArgument, RemoteOutOfRange, Unauthenticated, PermissionDenied,
     )
 }  # fmt: skip
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}

@@ -12,6 +12,7 @@ from common.address import Address
 from common.by_device import by_device, check_device_name, is_cuda, resolve
 from common.config import option, required
 from common.engine.threads import default_threads
+from common.security_config import SecurityConfig
 
 MIB = 1 << 20
 PrefillAttention = Literal["auto", "flashinfer", "torch"]
@@ -21,7 +22,7 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerConfig:
+class WorkerConfig(SecurityConfig):
     """See --help. Raises ValueError on values that cannot work."""
 
     model: Path = required("folder of the model")
@@ -53,12 +54,14 @@ class WorkerConfig:
     grace: timedelta = option(timedelta(seconds=30), "time to finish requests in when told to stop")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "device", check_device_name(self.device))
         resolve(self, self.device)
         self._check_positive("page_size", "pool_memory_mb", "pool_pages", "max_context", "max_running", "threads")
         self._check_gpu_options()
         if self.listen.host in _WILDCARDS and self.advertise is None:
             raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
+        self.check_listen(self.listen, tokens=self.worker_token_file, flag="--worker-token-file")
 
     @property
     def on_cuda(self) -> bool:

@@ -24,11 +24,12 @@ from common.engine.handle import Emit, EngineDescription
 from common.engine.start import engine_config, load_runner, make_memory, pool_before_start
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
+from common.rpc.channels import Connect
 from common.rpc.gen.pdserve.v1 import decode_pb2_grpc, handoff_pb2_grpc
 from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.registration import Registration
-from common.rpc.server import bind, make_server
+from common.rpc.security import Security
 from common.version import VERSION
 from common.work import WorkerProfile
 from decode_worker.build import build_runner
@@ -56,16 +57,17 @@ async def run(config: Config, stop: Stop) -> int:
 
 async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
     """The same with a worker that is not yet started."""
-    server = make_server()
+    security = Security(config)
+    server = security.make_server()
     health = Health(server, SERVICES)
     add_services(server, worker, longest=config.request_timeout)
-    address = await bind(server, config.listen)
+    address = await security.bind(server, config.listen)
     await server.start()
     try:
         engine = await _start_unless(stop, worker)
         if engine is None:
             return 0
-        return await _serve(worker, health, _profile(config, worker, engine, address), config, stop)
+        return await _serve(worker, health, _profile(config, worker, engine, address), config, stop, connect=security.connect)
     finally:
         health.shutdown()
         await server.stop(LAST_CALLS.total_seconds())
@@ -125,7 +127,9 @@ async def _start_unless(stop: Stop, worker: DecodeWorker) -> EngineDescription |
     return None
 
 
-async def _serve(worker: DecodeWorker, health: Health, profile: WorkerProfile, config: Config, stop: Stop) -> int:
+async def _serve(
+    worker: DecodeWorker, health: Health, profile: WorkerProfile, config: Config, stop: Stop, *, connect: Connect
+) -> int:
     """From ready to left; the exit code."""
     leave: asyncio.Future[timedelta] = asyncio.get_running_loop().create_future()
     registration = Registration(
@@ -133,6 +137,7 @@ async def _serve(worker: DecodeWorker, health: Health, profile: WorkerProfile, c
         profile=profile,
         load=worker.load,
         on_drain=lambda grace: None if leave.done() else leave.set_result(grace),
+        connect=connect,
     )
     _measure(worker, config)
     _set_serving(health, True)

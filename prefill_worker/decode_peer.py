@@ -14,7 +14,7 @@ from common.engine.handle import EngineHandle
 from common.errors import FailedPrecondition, Unavailable
 from common.handoff.base import SENDER_WRITES
 from common.handoff.grpc_sender import GrpcSender, Sent
-from common.rpc.channels import error_of, make_channel
+from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2_grpc
 from common.wire import req_to_pb, token_to_pb
 from common.work import TokenOut
@@ -37,10 +37,10 @@ class DecodePeer:
         self.last_used = clock()
         self._terms = terms
         self._clock = clock
-        self._channel = make_channel(address)
+        self._channel = terms.connect(address)
         self._stub = decode_pb2_grpc.DecodeServiceStub(self._channel)
         # Apart from the rest, so that a transfer that stalls does not hold up the renewal of its own and others' leases.
-        self._bulk_channel = make_channel(address)
+        self._bulk_channel = terms.connect(address)
         self._handoff = handoff_pb2_grpc.HandoffServiceStub(self._bulk_channel)
         self._errands = Errands()
         self.leases = Leases(self._stub, post=engine.post, clock=clock)

@@ -18,6 +18,7 @@ from common.errors import FailedPrecondition, PdserveError, Unavailable
 from common.handoff.base import Transport
 from common.handoff.choose import ShmLink, TransportMode, choose
 from common.handoff.cuda_ipc import PoolExport
+from common.rpc.channels import Connect, make_channel
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
 from common.wire import compatibility_to_pb
 from common.work import Compatibility
@@ -36,7 +37,7 @@ class Terms:
 
     worker_id, compatibility, page_bytes: its own. transport: what --transport says. verify: checksums in each Commit.
     transfer_timeout: longest stall of a transfer, and longest wait for Commit to be answered. can_copy: its pool is in host
-    memory, so that pages can be copied from it into a mapped one (shm).
+    memory, so that pages can be copied from it into a mapped one (shm). connect: makes the channels to decode workers.
     """
 
     worker_id: str
@@ -46,6 +47,7 @@ class Terms:
     verify: bool = False
     transfer_timeout: timedelta = timedelta(seconds=20)
     can_copy: bool = True
+    connect: Connect = make_channel
 
 
 class Link(Protocol):

@@ -29,7 +29,7 @@ from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
 from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.registration import Registration
-from common.rpc.server import bind, make_server
+from common.rpc.security import Security
 from common.version import VERSION
 from common.work import WorkerProfile
 from prefill_worker.build import build_runner
@@ -60,6 +60,7 @@ class PrefillServer:
         self._memory = memory
         self._drain_asked = asyncio.Event()
         self._grace = config.grace
+        self._security = Security(config)
         self._address: Address
         self._registration: asyncio.Task[None] | None = None
         self._tell_routers: Callable[[], None] = lambda: None
@@ -73,15 +74,16 @@ class PrefillServer:
             transfer_timeout=config.transfer_timeout,
             max_requests=config.max_requests,
             metrics=PrefillMetrics(),
+            connect=self._security.connect,
         )
-        self._server = make_server()
+        self._server = self._security.make_server()
         self._health = Health(self._server, (SERVICE,))
         self._servicer = PrefillServicer(self.worker, longest=config.request_timeout)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server)
 
     async def listen(self) -> Address:
         """Raises StartError. From now on health answers; the service does once load() has returned."""
-        self._address = await bind(self._server, self._config.listen)
+        self._address = await self._security.bind(self._server, self._config.listen)
         await self._server.start()
         return self._address
 
@@ -94,6 +96,7 @@ class PrefillServer:
             profile=self._profile(engine),
             load=self.worker.load,
             on_drain=self._on_drain,
+            connect=self._security.connect,
         )
         self._registration = asyncio.create_task(registration.run(), name="registration")
         self._tell_routers = registration.changed

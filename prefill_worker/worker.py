@@ -12,6 +12,7 @@ from common.engine.handle import EngineDescription, EngineHandle
 from common.errors import Unavailable
 from common.handoff.choose import TransportMode
 from common.handoff.pool_memory import PoolMemory
+from common.rpc.channels import Connect, make_channel
 from common.work import PageCounts, WorkerLoad
 from prefill_worker.commands import Check, FlushPrefixCache
 from prefill_worker.events import Stats
@@ -41,6 +42,7 @@ class PrefillWorker:
         transfer_timeout: timedelta,
         max_requests: int,
         metrics: PrefillMetrics,
+        connect: Connect = make_channel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """make_engine(on_event): an engine whose core is a PrefillCore living in memory or, if staged, reaching its
@@ -57,6 +59,7 @@ class PrefillWorker:
         self._transfer_timeout = transfer_timeout
         self._max_requests = max_requests
         self._metrics = metrics
+        self._connect = connect
         self._peers: Peers | None = None
         self._journeys: Journeys | None = None
         self._stats = Stats(0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0))
@@ -72,6 +75,7 @@ class PrefillWorker:
             verify=self._verify,
             transfer_timeout=self._transfer_timeout,
             can_copy=not self._staged,
+            connect=self._connect,
         )
         self._peers = Peers(terms=terms, engine=self._engine, clock=self.clock)
         tools = Tools(

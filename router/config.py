@@ -8,12 +8,13 @@ from pathlib import Path
 
 from common.address import Address
 from common.config import option, required
+from common.security_config import SECURITY, SecurityConfig
 from router.caller import check_key
 from router.policies import PolicyName
 
 
-@dataclass(frozen=True)
-class RouterConfig:
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig(SecurityConfig):
     model: Path = required("folder of the model: its tokenizer, chat template and limits; the weights are not loaded")
     listen: Address = option(Address("127.0.0.1", 50051), "address of the gRPC server; port 0 takes any free one")
     max_context: int | None = option(None, "prompt and output together at most, in tokens; unset: what the model allows")
@@ -28,10 +29,17 @@ class RouterConfig:
     metrics_port: int | None = option(None, "port of the Prometheus metrics on 127.0.0.1; unset: none")
     log_level: str = option("info", "what to log", choices=("debug", "info", "warning", "error"))
 
+    auth_token_file: Path | None = option(None, "tokens of clients; unset: clients need none", group=SECURITY)
+    max_calls_per_client: int | None = option(
+        None, "calls that one client may have open, by its token or else its host; unset: no limit of its own", group=SECURITY
+    )
+
     def __post_init__(self) -> None:
-        for name in ("max_queue", "max_in_flight", "max_attempts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        super().__post_init__()
+        self.check_listen(self.listen, tokens=self.auth_token_file, flag="--auth-token-file")
+        for name in ("max_queue", "max_in_flight", "max_attempts", "max_calls_per_client"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.max_context is not None and self.max_context < 2:
             raise ValueError(f"--max-context must be at least 2, got {self.max_context}")
         check_key("--session-key", self.session_key)

@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 
 from common.errors import Unavailable
+from common.rpc.channels import Connect, make_channel
 from router.placement import Ask, Pair, Seats, seats_for
 from router.policies import Placer
 from router.registry import Registry
@@ -19,7 +20,14 @@ class Fleet:
     """A RegistryListener: holds a session to each registered worker."""
 
     def __init__(
-        self, registry: Registry, *, placer: Placer, epoch: int, receiver: SessionReceiver, pair_wait: timedelta
+        self,
+        registry: Registry,
+        *,
+        placer: Placer,
+        epoch: int,
+        receiver: SessionReceiver,
+        pair_wait: timedelta,
+        connect: Connect = make_channel,
     ) -> None:
         """placer: chooses among the workers that can take a request. pair_wait: how long a request waits while there are none."""
         self.registry = registry
@@ -27,13 +35,15 @@ class Fleet:
         self._epoch = epoch
         self._receiver = receiver
         self._pair_wait = pair_wait
+        self._connect = connect
         self._sessions: dict[Worker, Session] = {}
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         registry.listen(self)
 
     def joined(self, worker: Worker) -> None:
-        session = Session(worker, epoch=self._epoch, receiver=self._receiver, on_change=self.registry.notify)
+        channel = self._connect(worker.profile.address)
+        session = Session(worker, channel=channel, epoch=self._epoch, receiver=self._receiver, on_change=self.registry.notify)
         self._sessions[worker] = session
         self._tasks[worker] = asyncio.create_task(session.run(), name=f"session with {worker}")
 

@@ -20,7 +20,7 @@ from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc, registry_pb2_grpc
 from common.rpc.health import Health
 from common.rpc.process import Stop
-from common.rpc.server import bind, make_server
+from common.rpc.security import Security
 from common.version import VERSION
 from router.admission import Admission
 from router.caller import CallerKeys
@@ -50,12 +50,19 @@ class Router:
         epoch = rng.getrandbits(64)
         self._grace = config.grace
         self._listen = config.listen
+        self._security = Security(config, client_tokens=config.auth_token_file, max_calls_per_client=config.max_calls_per_client)
         model = ServedModel(ModelDir.open(config.model, need_weights=False), max_context=config.max_context)
         self.admission = Admission(max_queue=config.max_queue, max_in_flight=config.max_in_flight)
         self.dispatch = Dispatch()
         self.registry = Registry(fingerprint=model.fingerprint)
-        placer = Placer(config.policy, seed=rng.getrandbits(64))
-        self.fleet = Fleet(self.registry, placer=placer, epoch=epoch, receiver=self.dispatch, pair_wait=config.pair_wait)
+        self.fleet = Fleet(
+            self.registry,
+            placer=Placer(config.policy, seed=rng.getrandbits(64)),
+            epoch=epoch,
+            receiver=self.dispatch,
+            pair_wait=config.pair_wait,
+            connect=self._security.connect,
+        )
         pipeline = Pipeline(
             model=model,
             admission=self.admission,
@@ -72,7 +79,7 @@ class Router:
             on_workers=lambda: len(self.dispatch),
             ready=lambda role: sum(worker.role == role and worker.is_placeable for worker in self.registry.live),
         )
-        self._server = make_server()
+        self._server = self._security.make_server()
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))
         keys = CallerKeys(session=config.session_key)
         self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, caller_keys=keys, version=VERSION)
@@ -83,7 +90,7 @@ class Router:
         """Listens; returns the bound address. Raises StartError."""
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, self._server)
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registration, self._server)
-        address = await bind(self._server, self._listen)
+        address = await self._security.bind(self._server, self._listen)
         self._readiness = Readiness(self.fleet, self._health, address=address)
         self.registry.listen(self._readiness)
         await self._server.start()

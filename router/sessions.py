@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 
 from common.errors import PdserveError, Unavailable
-from common.rpc.channels import error_of, make_channel
+from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from router.workers import Worker
 
@@ -38,13 +38,21 @@ class SessionReceiver(Protocol):
 class Session:
     """One worker's stream. Only its writer task writes to the call: two writers on one aio call stall it."""
 
-    def __init__(self, worker: Worker, *, epoch: int, receiver: SessionReceiver, on_change: Callable[[], None]) -> None:
-        """on_change: called when has_session of the worker has changed."""
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        channel: grpc.aio.Channel,
+        epoch: int,
+        receiver: SessionReceiver,
+        on_change: Callable[[], None],
+    ) -> None:
+        """channel: to the worker; run() closes it. on_change: called when has_session of the worker has changed."""
         self.worker = worker
         self._hello = prefill_pb2.SessionHello(router_epoch=epoch)
         self._on_change = on_change
         self._receiver = receiver
-        self._channel = make_channel(worker.profile.address)
+        self._channel = channel
         self._call: Any = None
         self._outgoing: asyncio.Queue[Any] = asyncio.Queue(QUEUE_MESSAGES)
         is_prefill = worker.role == "prefill"

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import grpc
 
 from common.errors import PdserveError
+from common.rpc.handlers import rewrap
 
 # A status message travels in a header, and peers refuse headers beyond some KiB.
 MAX_MESSAGE_CHARS = 1000
@@ -36,10 +37,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
-        wrapped = _guard(getattr(handler, kind), handler_call_details.method)
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrapped, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+        return rewrap(handler, lambda behavior: _guard(behavior, handler_call_details.method))
 
 
 def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:

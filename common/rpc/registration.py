@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from common.address import Address
-from common.rpc.channels import error_of, make_channel
+from common.rpc.channels import Connect, error_of, make_channel
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from common.wire import load_to_pb, profile_to_pb
 from common.work import WorkerLoad, WorkerProfile
@@ -27,6 +27,7 @@ from common.work import WorkerLoad, WorkerProfile
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=2)
 # Between two reports, however often changed() is called.
 SHORTEST_GAP = timedelta(milliseconds=20)
+_REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 log = logging.getLogger(__name__)
 
 
@@ -41,9 +42,10 @@ class Registration:
         load: Callable[[], WorkerLoad],
         on_drain: Callable[[timedelta], None],
         interval: timedelta = timedelta(milliseconds=500),
+        connect: Connect = make_channel,
     ) -> None:
         """load: asked for each report. on_drain(grace): a router wants this worker to finish what it runs and go."""
-        self._links = [_Link(router, profile, load, on_drain, interval) for router in routers]
+        self._links = [_Link(router, profile, load, on_drain, interval, connect) for router in routers]
 
     async def run(self) -> None:
         """Never returns; cancelling it ends all streams, which the routers see as gone."""
@@ -72,11 +74,13 @@ class _Link:
         load: Callable[[], WorkerLoad],
         on_drain: Callable[[timedelta], None],
         interval: timedelta,
+        connect: Connect,
     ) -> None:
         self.router = router
         self.wake = asyncio.Event()
         self.accepted = asyncio.Event()
         self._profile, self._load, self._on_drain, self._interval = profile, load, on_drain, interval
+        self._connect = connect
         self._complaint = ""
 
     async def keep(self) -> None:
@@ -89,7 +93,7 @@ class _Link:
 
     async def _register(self) -> bool:
         """One stream, from connecting to its end; whether the router accepted."""
-        async with make_channel(self.router) as channel:
+        async with self._connect(self.router) as channel:
             call = registry_pb2_grpc.RegistryServiceStub(channel).Register()
             sides = [asyncio.create_task(self._report(call)), asyncio.create_task(self._follow(call))]
             try:
@@ -100,7 +104,7 @@ class _Link:
                 await sides[1]
                 self._complain("the router ended the stream", logging.WARNING)
             except grpc.aio.AioRpcError as error:
-                refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                refused = error.code() in _REFUSALS
                 self._complain(str(error_of(error)), logging.ERROR if refused else logging.WARNING)
             finally:
                 was_accepted = self.accepted.is_set()

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
-from common.address import Address
+from common.address import Address, UnixAddress
 from common.errors import StartError
 from common.rpc.interceptors import ErrorInterceptor
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+MAX_METADATA_BYTES: Final = 16 * 1024
 
 # Beyond it a call is refused at once. 2,000 calls in one burst came back CANCELLED with gRPC's own limit.
 _MAX_PENDING_CALLS = 100_000
 
 
-def make_server(*, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Server:
-    """Not yet listening: add services, bind(), then start()."""
+def make_server(
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    max_metadata_bytes: int = MAX_METADATA_BYTES,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> grpc.aio.Server:
+    """Not yet listening: add services, bind(), then start(). interceptors: around the handlers; their errors become statuses."""
     return grpc.aio.server(
-        interceptors=(ErrorInterceptor(),),
+        interceptors=(ErrorInterceptor(), *interceptors),
         options=(
             # A taken port is an error, not a second listener that gets half of the calls (GRP-04).
             ("grpc.so_reuseport", 0),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.max_receive_message_length", max_message_bytes),
+            # Both limits the same: between them gRPC would refuse some calls and not others.
+            ("grpc.max_metadata_size", max_metadata_bytes),
+            ("grpc.absolute_max_metadata_size", max_metadata_bytes),
             ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
             ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
             # Clients may ping as often as they like, also while a prompt is silently being computed (GRP-01).
@@ -40,11 +52,15 @@ def make_server(*, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Serve
     )
 
 
-async def bind(server: grpc.aio.Server, address: Address) -> Address:
-    """Makes server listen on address; returns it with port 0 resolved. Raises StartError saying why it cannot."""
+async def bind(server: grpc.aio.Server, address: Address, *, credentials: grpc.ServerCredentials | None = None) -> Address:
+    """Makes server listen on address, with TLS if there are credentials; returns it with port 0 resolved. Raises StartError
+    saying why it cannot."""
     await check_free(address)
     try:
-        port = server.add_insecure_port(str(address))
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
     except RuntimeError as error:
         raise StartError(f"cannot listen on {address}: {error}") from error
     return address.with_port(port)
@@ -53,6 +69,9 @@ async def bind(server: grpc.aio.Server, address: Address) -> Address:
 async def check_free(address: Address) -> None:
     """Raises StartError if address cannot be listened on. gRPC names no reason, and takes a name of which only
     one address is free: so each address is tried with a plain socket."""
+    if isinstance(address, UnixAddress):
+        _check_path_free(address)
+        return
     try:
         found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -61,6 +80,24 @@ async def check_free(address: Address) -> None:
     for failure in failures:
         if failure.errno == errno.EADDRINUSE or len(failures) == len(found):
             raise StartError(f"cannot listen on {address}: {(failure.strerror or str(failure)).lower()}") from failure
+
+
+def _check_path_free(address: UnixAddress) -> None:
+    """gRPC would take over the path of a server that lives, and of a file that is no socket."""
+    path = Path(address.host)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(address.host)
+        reason = "address already in use"
+    except FileNotFoundError:
+        writable = os.access(path.parent, os.W_OK | os.X_OK)
+        reason = "" if writable else "permission denied" if path.parent.is_dir() else f"{path.parent} is no folder"
+    except ConnectionRefusedError:
+        reason = "" if path.is_socket() else "something that is no socket is there"
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    if reason:
+        raise StartError(f"cannot listen on {address}: {reason}")
 
 
 def _try_bind(family: int, where: Any) -> OSError | None:

@@ -113,8 +113,9 @@ def request(prompt: Prompt, *, sampling: dict[str, Any] | None = None, **fields:
 class Client:
     """One channel to a router."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.aio.insecure_channel(address)
+    def __init__(self, address: str, *, channel: grpc.aio.Channel | None = None) -> None:
+        """channel: one to address, made as the caller likes."""
+        self.channel = grpc.aio.insecure_channel(address) if channel is None else channel
         self.stub: Any = GenerationServiceStub(self.channel)
 
     async def __aenter__(self) -> Client:

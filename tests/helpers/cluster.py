@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -124,10 +124,16 @@ class Cluster:
         decode_args: Sequence[str] = (),
         router_args: Sequence[str] = (),
         start_seconds: float = START_SECONDS,
+        listen: str = "",
+        worker_listen: str = "127.0.0.1:0",
+        connect: Callable[[str], Client] = Client,
     ) -> None:
+        """listen: the router's address; empty: a free port. worker_listen: of workers that are told no other. connect: makes
+        client()."""
         self.folder, self.model = folder, model
         self.start_seconds = start_seconds
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = listen or f"127.0.0.1:{free_port()}"
+        self._worker_listen, self._connect = worker_listen, connect
         self.router_args = ["--listen", self.address, "--model", str(model), *router_args]
         shared = ["--model", str(model), "--router", self.address, "--threads", "1", *worker_args]
         self.worker_args = {"prefill": [*shared, *prefill_args], "decode": [*shared, *decode_args]}
@@ -158,8 +164,8 @@ class Cluster:
         self.router = self._start("router", self.router_args)
         return self.router
 
-    def start_worker(self, role: str, *, listen: str = "127.0.0.1:0", extra: Sequence[str] = ()) -> Process:
-        process = self._start(f"{role}_worker", [*self.worker_args[role], "--listen", listen, *extra])
+    def start_worker(self, role: str, *, listen: str = "", extra: Sequence[str] = ()) -> Process:
+        process = self._start(f"{role}_worker", [*self.worker_args[role], "--listen", listen or self._worker_listen, *extra])
         (self.prefill if role == "prefill" else self.decode).append(process)
         return process
 
@@ -168,7 +174,7 @@ class Cluster:
         return [process for process in (getattr(self, "router", None), *self.prefill, *self.decode) if process is not None]
 
     def client(self) -> Client:
-        return Client(self.address)
+        return self._connect(self.address)
 
     def close(self) -> None:
         """Asks everybody to stop, then makes them."""

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from common.address import Address
 from common.errors import NotFound, StartError
 from common.rpc.channels import error_of, make_channel
 from common.rpc.server import MAX_MESSAGE_BYTES, bind, make_server
+from tests.helpers.eventually import eventually
 from tests.helpers.rpc import KINDS, LOOPBACK, add_handlers, call, method, serving
 
 LIMIT = 100_000
@@ -115,6 +117,37 @@ async def test_grp_08_a_server_is_reached_at_the_address_it_was_bound_to(host: s
     async with make_channel(Address.parse(str(address))) as channel:
         assert await call(channel, "unary_unary") == [b"hello"]
     await server.stop(0)
+
+
+async def test_grp_08_a_unix_socket_serves_is_of_its_owner_and_goes_with_the_server(tmp_path: Path) -> None:
+    address = Address.parse(f"unix:{tmp_path}/s")
+    server = make_server()
+    add_handlers(server, {"unary_unary": echo})
+    assert await bind(server, address) == address
+    await server.start()
+    async with make_channel(address) as channel:
+        assert await call(channel, "unary_unary") == [b"hello"]
+    with pytest.raises(StartError) as caught:
+        await bind_one(address)
+    assert str(caught.value) == f"cannot listen on unix:{tmp_path}/s: address already in use"
+    assert not (tmp_path / "s").stat().st_mode & 0o022, "to call is to write: nobody else may"
+    await server.stop(0)
+    await eventually(lambda: not (tmp_path / "s").exists(), within=3)
+
+
+async def test_grp_04_a_unix_socket_that_a_killed_server_left_is_taken_over(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s"))
+    await bind_one(Address.parse(f"unix:{tmp_path}/s"))
+
+
+async def test_a_path_where_no_socket_can_be_is_a_start_error_and_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    for path, why in (("file", "something that is no socket is there"), ("none/s", f"{tmp_path}/none is no folder")):
+        with pytest.raises(StartError) as caught:
+            await bind_one(Address.parse(f"unix:{tmp_path}/{path}"))
+        assert str(caught.value) == f"cannot listen on unix:{tmp_path}/{path}: {why}"
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 PING, GOAWAY, ACK = 6, 7, 1

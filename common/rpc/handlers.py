@@ -1,0 +1,43 @@
+"""RPC handlers with something around them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, aclosing
+from typing import Any
+
+import grpc
+
+Behavior = Callable[..., Any]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def rewrap(handler: Any, wrap: Callable[[Behavior], Behavior]) -> Any:
+    """A handler of the same kind around wrap(its behavior)."""
+    kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(
+        wrap(getattr(handler, kind)),
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def within(behavior: Behavior, scope: Callable[[Context], AbstractContextManager[object]]) -> Behavior:
+    """The behavior, coroutine or async generator, inside scope(context)."""
+    if inspect.isasyncgenfunction(behavior):
+
+        async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+            with scope(context):
+                async with aclosing(behavior(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+
+        return generate
+
+    async def answer(request: Any, context: Context) -> Any:
+        with scope(context):
+            return await behavior(request, context)
+
+    return answer

@@ -1,0 +1,88 @@
+"""Security: a process's server and channels, made as its configuration says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from common.address import Address
+from common.rpc.auth import HEADER, SCHEME, AuthInterceptor, CallLimit, Gate
+from common.rpc.channels import make_channel
+from common.rpc.secure_channel import Metadata, SecureChannel
+from common.rpc.server import bind, make_server
+from common.rpc.tls import TlsFiles
+from common.rpc.tokens import TokenFile
+from common.security_config import SecurityConfig
+
+MIB: Final = 1 << 20
+log = logging.getLogger(__name__)
+
+
+class Credentials:
+    """What a process shows to those it dials: a token, and its side of TLS. Any part may be absent."""
+
+    def __init__(self, *, tls: TlsFiles | None = None, token: TokenFile | None = None, peer_name: str = "") -> None:
+        """peer_name: what the peer's certificate must carry instead of the host that is dialled."""
+        self._tls = tls
+        self._token = token
+        self._peer_name = peer_name
+
+    def connect(self, address: Address | str, *, max_message_bytes: int) -> grpc.aio.Channel:
+        if self._tls is None and self._token is None:
+            return make_channel(address, max_message_bytes=max_message_bytes)
+
+        def dial() -> grpc.aio.Channel:
+            tls = None if self._tls is None else self._tls.channel_credentials()
+            return make_channel(address, max_message_bytes=max_message_bytes, tls=tls, peer_name=self._peer_name)
+
+        return SecureChannel(dial, version=self._version, metadata=self._metadata)
+
+    def _version(self) -> int:
+        return 0 if self._tls is None else self._tls.refresh()
+
+    def _metadata(self) -> Metadata:
+        return () if self._token is None else ((HEADER, SCHEME + self._token.presented),)
+
+
+class Security:
+    """Lives as long as the process: files are read again when they change."""
+
+    def __init__(
+        self, config: SecurityConfig, *, client_tokens: Path | None = None, max_calls_per_client: int | None = None
+    ) -> None:
+        """client_tokens: --auth-token-file, of a process that serves clients. Raises StartError on files that cannot be used."""
+        tls = TlsFiles(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca) if config.has_tls else None
+        workers = _tokens(config.worker_token_file, "--worker-token-file")
+        clients = _tokens(client_tokens, "--auth-token-file")
+        self._max_message_bytes = config.max_message_mb * MIB
+        self._max_metadata_bytes = config.max_metadata_kb * 1024
+        self._credentials = Credentials(tls=tls, token=workers, peer_name=config.tls_peer_name)
+        self._server_credentials = None if tls is None else tls.server_credentials(mutual=config.is_mutual)
+        gate = Gate(clients=clients, workers=workers, is_mutual=config.is_mutual, is_open=config.insecure)
+        limit = None if max_calls_per_client is None else CallLimit(max_calls_per_client)
+        self._auth = AuthInterceptor(gate, limit=limit)
+        self._has_tokens = not (clients is None and workers is None)
+
+    def make_server(self) -> grpc.aio.Server:
+        """Not yet listening: add services, bind(), then start()."""
+        return make_server(
+            max_message_bytes=self._max_message_bytes, max_metadata_bytes=self._max_metadata_bytes, interceptors=(self._auth,)
+        )
+
+    async def bind(self, server: grpc.aio.Server, address: Address) -> Address:
+        """See common.rpc.server.bind."""
+        if not address.is_local and self._server_credentials is None:
+            exposed = "tokens and everything else travel readable" if self._has_tokens else "anybody may call it"
+            log.warning("listening on %s without TLS: %s", address, exposed)
+        return await bind(server, address, credentials=self._server_credentials)
+
+    def connect(self, address: Address | str) -> grpc.aio.Channel:
+        """A connection of its own to a router or worker, made on first use and again when lost. The caller closes it."""
+        return self._credentials.connect(address, max_message_bytes=self._max_message_bytes)
+
+
+def _tokens(path: Path | None, flag: str) -> TokenFile | None:
+    return None if path is None else TokenFile(path, flag=flag)

@@ -1,0 +1,153 @@
+"""TlsFiles: certificate, key and authorities, read again when a file changes.
+
+A server asks for them at every new connection, a channel at every new call (common/rpc/secure_channel.py); what is connected
+stays so. A change that does not hold together yet (a new certificate beside the old key) leaves the last good files in force.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import grpc
+
+from common.errors import StartError
+
+log = logging.getLogger(__name__)
+_Stamps = tuple[tuple[int, int, int] | None, ...]
+
+
+class _Pem(NamedTuple):
+    """PEM texts; None for what is not given."""
+
+    cert: bytes | None
+    key: bytes | None
+    ca: bytes | None
+
+
+class TlsFiles:
+    """May be used from any thread: gRPC asks for certificates in threads of its own."""
+
+    def __init__(self, *, cert: Path | None = None, key: Path | None = None, ca: Path | None = None) -> None:
+        """cert: a chain, the process's own certificate first; key: its key, unencrypted. Both or neither. ca: the authorities
+        that peers are verified with; None: those of the system. Raises StartError on files that cannot be used."""
+        self._paths = {"--tls-cert": cert, "--tls-key": key, "--tls-ca": ca}
+        self._lock = threading.Lock()
+        self._stamps = self._look()
+        self.version = 0
+        """Rises with every change that took effect."""
+        try:
+            self._pem = self._read()
+        except (OSError, ValueError) as error:
+            raise StartError(str(error)) from error
+        if key is not None and (mode := stat.S_IMODE(key.stat().st_mode)) & 0o007:
+            log.warning("--tls-key %s can be read by every user of this host (mode %04o): chmod 600", key, mode)
+
+    def refresh(self) -> int:
+        """Takes over files that have changed and are good; the version that holds. Some microseconds if none has."""
+        with self._lock:
+            if (stamps := self._look()) != self._stamps:
+                self._stamps = stamps
+                try:
+                    self._pem = self._read()
+                    self.version += 1
+                    log.info("TLS files have changed: new connections use the new ones")
+                except (OSError, ValueError) as error:
+                    log.error("TLS files have changed and those before hold: %s", error)
+            return self.version
+
+    def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
+        """mutual: callers must have a certificate of these authorities."""
+        last = self.version
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            """Called at each new connection, in a thread of gRPC's, one at a time."""
+            nonlocal last
+            if (version := self.refresh()) == last:
+                return None
+            last = version
+            return self._server_configuration()
+
+        fetch = cast(Callable[[], grpc.ServerCertificateConfiguration], changed)  # None means no change: the stubs do not know.
+        return grpc.dynamic_ssl_server_credentials(self._server_configuration(), fetch, mutual)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """With the files as they were at the last refresh()."""
+        pem = self._pem
+        return grpc.ssl_channel_credentials(root_certificates=pem.ca, private_key=pem.key, certificate_chain=pem.cert)
+
+    def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        pem = self._pem
+        assert pem.cert is not None and pem.key is not None, "a server has a certificate"
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], root_certificates=pem.ca)
+
+    def _look(self) -> _Stamps:
+        return tuple(None if path is None else _stamp(path) for path in self._paths.values())
+
+    def _read(self) -> _Pem:
+        """Raises ValueError naming flag and file."""
+        pem = _Pem(*(None if path is None else _bytes(flag, path) for flag, path in self._paths.items()))
+        cert, key, ca = (f"{flag} {path}" for flag, path in self._paths.items())
+        if pem.ca is not None:
+            _check_authorities(pem.ca, name=ca)
+        if pem.cert is not None and pem.key is not None:
+            _check_pair(pem.cert, pem.key, cert_name=cert, key_name=key)
+        return pem
+
+
+def _check_authorities(pem: bytes, *, name: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError):
+        raise ValueError(f"{name} must have certificates in PEM form") from None
+
+
+def _check_pair(cert: bytes, key: bytes, *, cert_name: str, key_name: str) -> None:
+    """By way of memory files: what is checked is what is used, whatever happens to the files meanwhile."""
+
+    def no_password() -> str:
+        raise ValueError(f"{key_name} must not be encrypted")
+
+    with _memory_file(cert) as cert_file, _memory_file(key) as key_file:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_file, key_file, no_password)
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise ValueError(f"{key_name} must be the key of {cert_name}") from None
+            raise ValueError(f"{cert_name} must be a certificate and {key_name} its key, both in PEM form") from None
+
+
+@contextmanager
+def _memory_file(data: bytes) -> Iterator[str]:
+    descriptor = os.memfd_create("pem")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(flag: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"{flag} {path} does not exist") from None
+    except OSError as error:
+        raise ValueError(f"{flag} {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is replaced or written; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

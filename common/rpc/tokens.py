@@ -1,0 +1,135 @@
+"""TokenFile: the tokens that a process accepts or presents, read again when the file changes.
+
+    # comments and empty lines are skipped
+    k7Vr0w...                      a token
+    team-a  b3Jkg2...              a token with a name, for logs and limits per client
+
+The first token is the one that is presented, all are accepted. To rotate: add the new one below, move it up, drop the old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import stat
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from common.errors import StartError
+
+SHORT_TOKEN_CHARS: Final = 16
+MAX_TOKEN_CHARS: Final = 4096
+log = logging.getLogger(__name__)
+
+
+class Token(NamedTuple):
+    """digest: SHA-256 of the text, which is what is compared. name: who has it, for logs: never a part of the text."""
+
+    text: str
+    digest: bytes
+    name: str
+
+
+class _Stamp(NamedTuple):
+    """What changes when a file is replaced or written."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class TokenFile:
+    """flag: what the file was given with, for messages. Once read, a change that cannot be read leaves the last good tokens in
+    force and is logged once."""
+
+    def __init__(self, path: Path, *, flag: str) -> None:
+        """Raises StartError if no token can be read from it."""
+        self._path = path
+        self._flag = flag
+        self._stamp: _Stamp | None = None
+        try:
+            self._stamp = _stamp(path)
+            self._tokens = parse_tokens(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise StartError(f"{flag} {path} {_reason(error)}") from error
+        self._warn()
+
+    @property
+    def presented(self) -> str:
+        """The token to show to others."""
+        self._refresh()
+        return self._tokens[0].text
+
+    def find(self, text: str) -> Token | None:
+        """The accepted token that equals text. Takes the same time whichever it is, and whether there is one."""
+        self._refresh()
+        digest = _digest(text)
+        found = None
+        for token in self._tokens:
+            if hmac.compare_digest(token.digest, digest):
+                found = token
+        return found
+
+    def _refresh(self) -> None:
+        """One stat() a call: some microseconds, and nobody waits for a new token."""
+        try:
+            stamp = _stamp(self._path)
+        except OSError as error:
+            self._keep(None, error)
+            return
+        if stamp == self._stamp:
+            return
+        try:
+            self._tokens = parse_tokens(self._path.read_bytes())
+        except (OSError, ValueError) as error:
+            self._keep(stamp, error)
+            return
+        self._stamp = stamp
+        log.info("%s %s has changed: %d tokens", self._flag, self._path, len(self._tokens))
+        self._warn()
+
+    def _keep(self, stamp: _Stamp | None, error: Exception) -> None:
+        if stamp != self._stamp:
+            self._stamp = stamp
+            log.error("%s %s has changed and %s: the tokens before hold", self._flag, self._path, _reason(error))
+
+    def _warn(self) -> None:
+        if (mode := stat.S_IMODE(self._path.stat().st_mode)) & 0o007:
+            log.warning("%s %s can be read by every user of this host (mode %04o): chmod 600", self._flag, self._path, mode)
+        if short := [token.name for token in self._tokens if len(token.text) < SHORT_TOKEN_CHARS]:
+            log.warning("%s %s has tokens of fewer than %d characters: %s", self._flag, self._path, SHORT_TOKEN_CHARS, short[0])
+
+
+def parse_tokens(data: bytes) -> list[Token]:
+    """At least one. Raises ValueError naming the line and what is wrong with it, never its text."""
+    tokens = []
+    for number, line in enumerate(data.decode(errors="replace").splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        text = words[-1]
+        if len(words) > 2:
+            raise ValueError(f"must have a token or a name and a token on a line, line {number} has {len(words)} words")
+        if not (text.isascii() and text.isprintable()) or len(text) > MAX_TOKEN_CHARS:
+            raise ValueError(f"must have tokens of at most {MAX_TOKEN_CHARS} printable ASCII characters, see line {number}")
+        tokens.append(Token(text, _digest(text), words[0] if len(words) == 2 else f"line {number}"))
+    if not tokens:
+        raise ValueError("has no token in it")
+    return tokens
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+
+
+def _stamp(path: Path) -> _Stamp:
+    found = path.stat()
+    return _Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _reason(error: Exception) -> str:
+    """Follows the file's name."""
+    if isinstance(error, FileNotFoundError):
+        return "does not exist"
+    return f"cannot be read: {(error.strerror or str(error)).lower()}" if isinstance(error, OSError) else str(error)
