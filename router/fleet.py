@@ -14,6 +14,9 @@ from router.sessions import Session, SessionReceiver
 from router.workers import Worker
 
 ANY = Ask(pages=0)
+LAST_WORDS = timedelta(seconds=5)
+"""How long a worker that has left may take to end its session: its last tokens and its leave come on two connections, so the
+leave may be seen first. A session whose worker has died breaks at once."""
 
 
 class Fleet:
@@ -47,11 +50,15 @@ class Fleet:
         self._sessions[worker] = session
         self._tasks[worker] = asyncio.create_task(session.run(), name=f"session with {worker}")
 
-    def left(self, worker: Worker) -> None:
+    def left(self, worker: Worker, *, with_last_words: bool) -> None:
         # The task itself tells the receiver that everything there is gone, and goes when its channel is closed.
         task = self._tasks[worker]
+        if with_last_words and worker.has_session:
+            timer = asyncio.get_running_loop().call_later(LAST_WORDS.total_seconds(), task.cancel)
+            task.add_done_callback(lambda _: timer.cancel())
+        else:
+            task.cancel()
         task.add_done_callback(lambda _: self._forget(worker))
-        task.cancel()
         self._placer.left(worker.id)
 
     def changed(self) -> None:
@@ -83,7 +90,8 @@ class Fleet:
 
     async def flush_prefix_caches(self, *, timeout: timedelta) -> int:
         """Pages freed on all workers. Raises Unavailable naming the first worker that did not answer; the others are flushed."""
-        flushes = [session.flush_prefix_cache(timeout=timeout.total_seconds()) for session in self._sessions.values()]
+        sessions = [self._sessions[worker] for worker in self.registry.live]
+        flushes = [session.flush_prefix_cache(timeout=timeout.total_seconds()) for session in sessions]
         results = await asyncio.gather(*flushes, return_exceptions=True)
         self._placer.flushed()
         for result in results:

@@ -30,7 +30,7 @@ class Readiness:
     def joined(self, worker: Worker) -> None:
         pass
 
-    def left(self, worker: Worker) -> None:
+    def left(self, worker: Worker, *, with_last_words: bool) -> None:
         pass
 
     def close(self) -> None:

@@ -24,7 +24,8 @@ class RegistryListener(Protocol):
 
     def joined(self, worker: Worker) -> None: ...
 
-    def left(self, worker: Worker) -> None: ...
+    def left(self, worker: Worker, *, with_last_words: bool) -> None:
+        """with_last_words: what it has sent before it went may still be under way."""
 
     def changed(self) -> None:
         """A worker's state may have changed; also after joined and left."""
@@ -84,8 +85,8 @@ class Registry:
             log.info("%s is %s", worker, worker.state)
             self.notify()
 
-    def leave(self, worker: Worker, reason: str) -> None:
-        """The worker's registration ended. Idempotent."""
+    def leave(self, worker: Worker, reason: str, *, with_last_words: bool = False) -> None:
+        """The worker's registration ended; with_last_words, by the worker itself. Idempotent."""
         if self._live.get(worker.id) is not worker:
             return
         del self._live[worker.id]
@@ -93,7 +94,7 @@ class Registry:
         worker.lost_at, worker.lost_because = self._clock(), reason
         self._lost.append(worker)
         log.warning("%s is lost: %s", worker, reason)
-        self._tell(lambda listener: listener.left(worker))
+        self._tell(lambda listener: listener.left(worker, with_last_words=with_last_words))
 
     def notify(self) -> None:
         """Something about a worker has changed."""

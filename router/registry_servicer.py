@@ -45,7 +45,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             raise
         finally:
             self._streams.discard(stream)
-            self._registry.leave(worker, "its registration stream ended")
+            self._registry.leave(worker, "its registration stream ended", with_last_words=True)
 
     async def _read_profile(self, context: Context) -> WorkerProfile:
         first = await self._read(context)

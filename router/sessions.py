@@ -1,4 +1,5 @@
-"""The router's Session streams: one to each registered worker, reopened with back-off for as long as it is registered."""
+"""The router's Session streams: one to each registered worker, reopened with back-off for as long as it is registered. A worker
+that leaves ends its session itself, after its last words."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import grpc
 from common.errors import PdserveError, Unavailable
 from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from router.workers import Worker
+from router.workers import Worker, WorkerState
 
 OPEN_TIMEOUT_SECONDS = 5.0
 BACKOFF_SECONDS = (0.05, 1.0)
@@ -82,7 +83,7 @@ class Session:
         return int(response.pages_freed)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or the session of a worker that has left has ended."""
         failures = 0
         try:
             while True:
@@ -90,6 +91,8 @@ class Session:
                 failures = 1 if opened else failures + 1
                 self.worker.trouble = str(error)
                 log.log(logging.WARNING if failures == 1 else logging.DEBUG, "session with %s: %s", self.worker, error)
+                if self.worker.state is WorkerState.LOST:
+                    return
                 low, high = BACKOFF_SECONDS
                 await asyncio.sleep(min(high, low * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -177,13 +178,22 @@ async def test_a_prefill_worker_on_a_cpu_sends_to_a_gpu_by_grpc() -> None:
 
 
 async def test_a_cancel_while_chunks_are_computed_waits_for_the_kernels_before_it_says_drained() -> None:
-    go = asyncio.Event()
+    started, go = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
-    async with pair(chunk_tokens=4, before_run=lambda batch: loop.call_soon_threadsafe(go.set)) as both:
+
+    def hold(batch: Any) -> None:
+        loop.call_soon_threadsafe(started.set)
+        assert go.wait(timeout=10)
+
+    async with pair(chunk_tokens=4, before_run=hold) as both:
         journey = both.stand.submit(PROMPT * 4, uid=1, output_len=6)
-        await go.wait()
+        await started.wait()
         both.cuda.calls.clear()
         journey.end(Unavailable("cancelled by the test"))
+        # The engine is asked to forget the request in the same turn of the loop: the chunk under way is the last one.
+        await eventually(lambda: both.stand.report.all("failed"), within=3)
+        assert not journey.task.done() and (await both.peers.worker.check()).held > 0
+        go.set()
         await both.stand.finish(journey)
         assert "synchronize" in both.cuda.calls
         await both.peers.assert_idle()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -170,3 +171,40 @@ async def test_no_request_goes_to_a_draining_worker_flt_06(tiny: Path) -> None:
             assert answer.started is not None and answer.started.decode_worker == "decode-1"
         states = {worker.id: worker.state for worker in (await stand.client.workers()).values()}
         assert states == {"prefill-0": "ready", "decode-0": "draining", "decode-1": "ready"}
+
+
+async def test_lif_01_what_a_worker_said_before_it_left_counts_also_if_its_leave_is_seen_first(stand: RouterStand) -> None:
+    stand.prefill[0].hold_commit.clear()
+    call = stand.client.call(PROMPT, sampling=FORTY)
+    first = await first_event(call, "delta")
+    for worker in stand.workers:
+        await worker.unregister()
+    await eventually(lambda: not stand.router.registry.live, within=3)
+
+    stand.prefill[0].hold_commit.set()
+    rest = [token async for event in call for token in event.delta.token_ids]
+
+    assert [*first.delta.token_ids, *rest] == expected_output(PROMPT, 40)
+    assert stand.metric("pdserve_attempt_failures_total") == 0
+    for worker in stand.workers:
+        worker.break_sessions()
+    gone = stand.router.registry.recently_lost
+    await eventually(lambda: len(gone) == 2 and not any(map(stand.router.fleet.session, gone)), within=3)
+    assert [worker.sessions_opened for worker in stand.workers] == [1, 1]
+
+
+async def test_a_worker_that_left_and_does_not_end_its_session_is_given_up(
+    stand: RouterStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.fleet.LAST_WORDS", timedelta(milliseconds=200))
+    stand.decode[0].steps.gate.clear()
+    call = stand.client.call(PROMPT, sampling=FORTY)
+    first = await first_event(call, "delta")
+    await stand.decode[0].unregister()
+    await stand.add_decode()
+
+    rest = [token async for event in call for token in event.delta.token_ids]
+
+    assert [*first.delta.token_ids, *rest] == expected_output(PROMPT, 40)
+    assert stand.metric("pdserve_attempt_failures_total") == 1
+    stand.decode[0].steps.gate.set()

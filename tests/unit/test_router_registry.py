@@ -26,7 +26,7 @@ class Listener:
     def joined(self, worker: Worker) -> None:
         self.log.append(f"+{worker.id}")
 
-    def left(self, worker: Worker) -> None:
+    def left(self, worker: Worker, *, with_last_words: bool) -> None:
         self.log.append(f"-{worker.id}")
 
     def changed(self) -> None:
