@@ -20,8 +20,8 @@ import torch
 
 from bench.geometries import GEOMETRIES, write_model
 from common.core import Batch, Req, SamplingParams, reset_global_ctx
+from common.engine.model_runner import EngineConfig, ModelRunner
 from common.engine.pages import pages_for
-from common.engine.runner import EngineConfig, ModelRunner
 
 
 class Clock:

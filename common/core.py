@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from common.token_ids import with_id
 from common.work_key import WorkKey
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class SamplingParams:
 class Req:
     """One completion's state. Compared and hashed by identity: two requests may have equal fields.
 
-    input_ids: [len] int32 on the CPU, the prompt plus what has been generated. table_idx: its row in the page table, -1 for none.
+    input_ids: [len] int32 on the CPU, the prompt plus what has been generated; where nothing is computed a plain array
+    (common/token_ids.py). table_idx: its row in the page table, -1 for none.
     cached_len: leading tokens whose KV is in the cache.
     output_len: how many more tokens may be generated, counted from the construction.
     uid: the completion, minted by the router; unique per router.
@@ -101,7 +103,7 @@ class Req:
     request_id: str = ""
 
     def __post_init__(self) -> None:
-        assert self.input_ids.is_cpu, "input_ids must be on the CPU"
+        assert getattr(self.input_ids, "is_cpu", True), "input_ids must be on the CPU"
         self.device_len = len(self.input_ids)
         self.max_device_len = len(self.input_ids) + self.output_len
         if self.prompt_len < 0:
@@ -153,9 +155,11 @@ class Req:
 
     def append_host(self, next_token: torch.Tensor) -> None:
         """Appends next_token: [1] int32 on the CPU."""
-        import torch
+        self.append_id(int(next_token))
 
-        self.input_ids = torch.cat([self.input_ids, next_token])
+    def append_id(self, token_id: int) -> None:
+        """Appends one token that was read."""
+        self.input_ids = with_id(self.input_ids, token_id)
 
     def __repr__(self) -> str:
         return (

@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 from common.core import Req, SamplingParams
 from common.rpc.gen.pdserve.v1 import generation_pb2, registry_pb2, work_pb2
+from common.token_ids import MakeIds, tensor_ids
 from common.work import Compatibility, FinishReason, PageCounts, TokenOut, WorkerLoad, WorkerProfile, WorkFailure
 from common.work_key import WorkKey
 
@@ -117,15 +118,13 @@ def req_to_pb(req: Req) -> work_pb2.Req:
     )
 
 
-def req_from_pb(pb: work_pb2.Req) -> Req:
+def req_from_pb(pb: work_pb2.Req, *, make_ids: MakeIds = tensor_ids) -> Req:
     """table_idx is -1 and cache_handle None until a worker gives it a row. Raises ValueError on broken invariants."""
-    import torch
-
     ids = ids_from_bytes(pb.input_ids)
     if not 0 < pb.prompt_len <= len(ids) or not pb.cached_len < len(ids):
         raise ValueError(f"req: prompt_len {pb.prompt_len} and cached_len {pb.cached_len} do not fit {len(ids)} input ids")
     return Req(
-        input_ids=torch.tensor(ids, dtype=torch.int32),
+        input_ids=make_ids(ids),
         table_idx=-1,
         cached_len=pb.cached_len,
         output_len=pb.output_len,

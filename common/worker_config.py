@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.address import Address
-from common.by_device import by_device, check_device_name, is_cuda, resolve
+from common.by_device import ByDevice, by_device, check_device_name, is_cuda, resolve
 from common.config import option, required
 from common.engine.threads import default_threads
 from common.security_config import SecurityConfig
@@ -17,7 +17,7 @@ from common.security_config import SecurityConfig
 MIB = 1 << 20
 PrefillAttention = Literal["auto", "flashinfer", "torch"]
 DecodeAttention = Literal["auto", "xqa", "flashinfer", "torch"]
-ENGINES = ("thread", "process")
+ENGINES = ("thread", "process", "sim")
 _WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -30,7 +30,9 @@ class WorkerConfig(SecurityConfig):
     listen: Address = option(Address("127.0.0.1", 0), "where to serve; port 0 takes a free one")
     advertise: Address | None = option(None, "address that routers and peers reach this worker at, if not --listen's")
     device: str = option("cpu", "where to compute: cpu, cuda or cuda:N; cuda is cuda:0")
-    engine: str = by_device(cpu="thread", cuda="process", help="what the engine runs in", choices=ENGINES)
+    engine: str = by_device(
+        cpu="thread", cuda="process", help="what the engine runs in; sim: it only takes time", choices=ENGINES
+    )
     dtype: str = by_device(
         cpu="float32", cuda="bfloat16", help="of weights, activations and KV", choices=("float32", "bfloat16", "float16")
     )
@@ -50,14 +52,23 @@ class WorkerConfig(SecurityConfig):
     threads: int = option(default_threads(), "threads that compute on the CPU; default: half the cores")
     load_format: Literal["safetensors", "dummy"] = option("safetensors", "dummy: random weights, for benchmarks")
     metrics_port: int | None = option(None, "port for Prometheus; 0 takes a free one; default: off")
+    sim_profile: Path | None = option(None, "JSON file of how long a simulated engine takes; default: one H200, Llama-3-8B")
+    time_scale: float = option(1.0, "simulated seconds per second (--engine sim)")
     log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
     grace: timedelta = option(timedelta(seconds=30), "time to finish requests in when told to stop")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "device", check_device_name(self.device))
-        resolve(self, self.device)
+        if self.is_simulated and isinstance(self.memory_fraction, ByDevice):
+            object.__setattr__(self, "memory_fraction", None)
+        # What is simulated is a GPU unless the profile says otherwise, so its sizes are the defaults.
+        resolve(self, "cuda:0" if self.is_simulated else self.device)
         self._check_positive("page_size", "pool_memory_mb", "pool_pages", "max_context", "max_running", "threads")
+        if self.is_simulated:
+            self._check_simulation()
+        elif self.sim_profile is not None or self.time_scale != 1.0:
+            raise ValueError(f"--sim-profile and --time-scale need --engine sim, got --engine {self.engine}")
         self._check_gpu_options()
         if self.listen.host in _WILDCARDS and self.advertise is None:
             raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
@@ -66,6 +77,16 @@ class WorkerConfig(SecurityConfig):
     @property
     def on_cuda(self) -> bool:
         return is_cuda(self.device)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Schedules, pages and messages are real, the model and its KV are not; torch is not imported."""
+        return self.engine == "sim"
+
+    @property
+    def shown_device(self) -> str:
+        """Where routers are told that this worker computes."""
+        return self.engine if self.is_simulated else self.device
 
     def pages_before_start(self, page_bytes: int) -> int | None:
         """Pages in the pool, given what one takes; None if only the started engine knows. Raises ValueError if none fits."""
@@ -85,6 +106,14 @@ class WorkerConfig(SecurityConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+    def _check_simulation(self) -> None:
+        if self.on_cuda:
+            raise ValueError(f"--engine sim computes nowhere: leave --device out, got {self.device}")
+        if not self.time_scale > 0:
+            raise ValueError(f"--time-scale must be more than 0, got {self.time_scale:g}")
+        if self.pool_memory_mb is not None:
+            raise ValueError(f"--pool-memory-mb is for real engines: use --pool-pages, got {self.pool_memory_mb}")
 
     def _check_gpu_options(self) -> None:
         if (fraction := self.memory_fraction) is not None:

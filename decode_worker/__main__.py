@@ -13,7 +13,9 @@ def main() -> None:
     config = parse_config(Config, prog="python -m decode_worker", description=__doc__ or "")
     configure("decode", config.log_level)
     limit_spinning()
-    # Only now: importing torch takes seconds, and --help and a wrong flag need none.
+    # Only now: importing torch takes seconds, and --help and a wrong flag need none. A simulated engine never does.
+    if not config.is_simulated:
+        pass
     from decode_worker.server import run
 
     run_process(lambda stop: run(config, stop))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.core import Req
-from common.engine.kv_pool import ReadPage
+from common.engine.kv_pages import ReadPage
 from common.errors import DataLoss, FailedPrecondition, InvalidRequest, OutOfRange
 from common.handoff.base import page_checksum, tokens_of
 from decode_worker.commands import Commit

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from common.core import Req
 from common.engine.pages import PagePool, pages_for
 from common.engine.prefix_cache import PrefixHandle
+from common.token_ids import with_id
 from common.work import TokenOut
 from decode_worker.order import Order, order_of
 from decode_worker.states import State, Stateful
@@ -89,7 +88,7 @@ def split(
 def _continued(req: Req, which: int, first: TokenOut, handle: PrefixHandle) -> Req:
     """The state of completion number `which` after its first token, which has no KV yet."""
     return Req(
-        input_ids=torch.cat([req.input_ids, torch.tensor([first.token_id], dtype=torch.int32)]),
+        input_ids=with_id(req.input_ids, first.token_id),
         table_idx=-1,
         cached_len=len(req.input_ids),
         output_len=req.output_len - 1,

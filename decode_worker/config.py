@@ -56,7 +56,8 @@ class Config(WorkerConfig):
 
     def _settle_graph_sizes(self) -> None:
         if not isinstance(self.graph_sizes, BatchSizes):
-            object.__setattr__(self, "graph_sizes", BatchSizes.up_to(self.max_running))
+            sizes = BatchSizes() if self.is_simulated else BatchSizes.up_to(self.max_running)
+            object.__setattr__(self, "graph_sizes", sizes)
         if self.graph_sizes and not self.on_cuda:
             raise ValueError(f"--graph-sizes needs --device cuda, got {self.device}")
         if self.graph_sizes and self.graph_sizes[-1] > self.max_running:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from common.engine.flights import Flights
 from common.engine.handle import DEFERRED, Emit, Reply
@@ -28,7 +28,6 @@ from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Aborted, Unavailable
 from common.handoff.cuda_ipc import PoolExport
-from common.handoff.staging import Staging
 from common.work import PageCounts
 from common.work_key import WorkKey
 from decode_worker import commands
@@ -38,6 +37,9 @@ from decode_worker.events import HandedOver, SlotFree, Stats
 from decode_worker.local_prefill import LocalPrefill, PromptLimits
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.tickets import NewName, Tickets, random_name
+
+if TYPE_CHECKING:
+    from common.handoff.staging import Staging
 
 
 class DecodeCore:

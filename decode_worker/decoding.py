@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-import torch
-
 from common.core import Batch
 from common.engine.finish import finish_reason
 from common.engine.flights import Flights
@@ -147,7 +145,7 @@ class Decoding:
     def _take(self, completion: Completion, one: Sampled) -> list[TokenOut]:
         """Takes the sampled token in, and ends the completion if that was its last. What its router is to be told."""
         req, index = completion.req, completion.req.num_output
-        req.append_host(torch.tensor([one.token_id], dtype=torch.int32))
+        req.append_id(one.token_id)
         finish = finish_reason(req, one.token_id, self._runner.eos_token_ids)
         repeated = [] if completion.repeat is None else [completion.repeat]
         completion.repeat = None

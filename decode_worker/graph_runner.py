@@ -31,8 +31,7 @@ from common.engine.cuda.sampling_state import SamplingState
 from common.engine.cuda.upload import UploadRing
 from common.engine.pages import pages_for
 from common.engine.peer_store import PeerStore
-from common.engine.runner import Pending
-from common.engine.sampler import Sampled
+from common.engine.runner import Pending, Sampled
 from decode_worker.device_rows import DeviceRows
 from decode_worker.grammar_masks import GrammarMasks, MaskSource
 

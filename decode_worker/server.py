@@ -10,7 +10,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,8 +19,8 @@ import grpc
 from common.address import Address
 from common.config import describe
 from common.engine.engines import make_engine
-from common.engine.handle import Emit, EngineDescription
-from common.engine.start import engine_config, load_runner, make_memory, pool_before_start
+from common.engine.handle import EngineDescription, EngineHandle
+from common.engine.start import make_memory
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
 from common.rpc.channels import Connect
@@ -30,16 +29,14 @@ from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.registration import Registration
 from common.rpc.security import Security
+from common.token_ids import plain_ids, tensor_ids
 from common.version import VERSION
 from common.work import WorkerProfile
-from decode_worker.build import build_runner
 from decode_worker.config import Config
-from decode_worker.core import DecodeCore
-from decode_worker.cuda_export import export_kv_pool
 from decode_worker.handoff_servicer import HandoffServicer
-from decode_worker.local_prefill import PromptLimits
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.servicer import DecodeServicer
+from decode_worker.simulation import make_sim_engine
 from decode_worker.worker import DecodeWorker
 
 SERVICES = ("pdserve.v1.DecodeService", "pdserve.v1.HandoffService")
@@ -77,36 +74,23 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
 def make_worker(config: Config) -> DecodeWorker:
     """The worker with a real engine, not yet started. Raises StartError on a model folder that cannot be served."""
     memory = make_memory(config)
-    build = partial(build_core, config, memory)
     return DecodeWorker(
         f"decode-{secrets.token_hex(4)}",
-        make_engine=lambda on_event: make_engine(config.engine, build, on_event=on_event),
+        make_engine=partial(_make_engine, config, memory),
         memory=memory,
         metrics=DecodeMetrics(),
-        offer_shm=config.shm and not config.on_cuda,
+        offer_shm=(config.shm or config.is_simulated) and not config.on_cuda,
         staged=config.on_cuda,
+        make_ids=plain_ids if config.is_simulated else tensor_ids,
     )
 
 
-def build_core(config: Config, memory: PoolMemory, emit: Emit) -> DecodeCore:
-    """Loads the model, in the thread that will run it. Raises StartError."""
-    engine = replace(
-        engine_config(config, pool_pages=pool_before_start(config)[0]),
-        decode_attention=config.decode_attention,
-        graph_sizes=config.graph_sizes,
-        chunk_tokens=config.chunk_tokens if config.prefills else 0,
-    )
-    runner, staging = load_runner(engine, memory, build=build_runner, progress=log.info)
-    return DecodeCore(
-        runner,
-        pool_pages=runner.pool.num_pages,
-        max_running=config.max_running,
-        lease=config.lease,
-        emit=emit,
-        local_prefill=PromptLimits(config.chunk_tokens, config.max_requests) if config.prefills else None,
-        staging=staging,
-        cuda_pool=export_kv_pool(runner.pool) if config.cuda_ipc else None,
-    )
+def _make_engine(config: Config, memory: PoolMemory, on_event: Callable[[Any], None]) -> EngineHandle:
+    if config.is_simulated:
+        return make_sim_engine(config, memory, on_event)
+    from decode_worker.build import build_core
+
+    return make_engine(config.engine, partial(build_core, config, memory), on_event=on_event)
 
 
 def add_services(server: grpc.aio.Server, worker: DecodeWorker, *, longest: timedelta = timedelta(minutes=10)) -> None:
@@ -202,7 +186,7 @@ def _profile(config: Config, worker: DecodeWorker, engine: EngineDescription, ad
         role="decode",
         address=str(config.advertise or address),
         compatibility=engine.compatibility,
-        device=config.device,
+        device=config.shown_device,
         total_pages=engine.pool_pages,
         max_running=config.max_running,
         version=VERSION,

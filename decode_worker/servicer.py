@@ -58,7 +58,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                     yield commands.Cancel(WorkKey(router_epoch, request.cancel.uid, request.cancel.attempt))
                 case "prefill":
                     try:
-                        yield _prefill(request.prefill.req, router_epoch, longest=self._longest)
+                        yield self._prefill(request.prefill.req, router_epoch)
                     except InvalidRequest as error:
                         key = WorkKey(router_epoch, request.prefill.req.key.uid, request.prefill.req.key.attempt)
                         for offset in range(max(1, request.prefill.req.n)):
@@ -80,7 +80,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Context) -> decode_pb2.ReserveResponse:
         granted = await self._worker.ready.reserve(
-            _req(request.req), pair_id=request.pair_id, transport=request.transport, verify=request.verify
+            self._req(request.req), pair_id=request.pair_id, transport=request.transport, verify=request.verify
         )
         return decode_pb2.ReserveResponse(
             ticket=granted.ticket,
@@ -106,6 +106,21 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> prefill_pb2.FlushPrefixCacheResponse:
         return prefill_pb2.FlushPrefixCacheResponse(pages_freed=await self._worker.ready.flush_prefix_cache())
 
+    def _req(self, pb: work_pb2.Req) -> Req:
+        """Raises InvalidRequest."""
+        try:
+            return req_from_pb(pb, make_ids=self._worker.make_ids)
+        except (ValueError, AssertionError) as error:
+            raise InvalidRequest("req", "must keep a request's invariants", str(error)) from error
+
+    def _prefill(self, pb: work_pb2.Req, router_epoch: int) -> commands.Prefill:
+        """Raises InvalidRequest."""
+        if pb.key.router_epoch != router_epoch:
+            raise InvalidRequest("router_epoch", "must be this session's", pb.key.router_epoch)
+        req = self._req(pb)
+        req.cached_len = 0  # The sender's cache is not this worker's.
+        return commands.Prefill(req, deadline=time.monotonic() + (pb.deadline_ms / 1000 or self._longest.total_seconds()))
+
 
 def _cuda_pool_to_pb(export: PoolExport | None, socket_name: str) -> decode_pb2.CudaPool | None:
     return None if export is None else decode_pb2.CudaPool(socket=socket_name, **asdict(export))
@@ -120,23 +135,6 @@ async def _hello(requests: AsyncIterator[decode_pb2.DecodeSessionRequest]) -> in
     if first is None or not first.HasField("hello"):
         raise InvalidRequest("hello", "must be the first message of a session", None)
     return int(first.hello.router_epoch)
-
-
-def _req(pb: work_pb2.Req) -> Req:
-    """Raises InvalidRequest."""
-    try:
-        return req_from_pb(pb)
-    except (ValueError, AssertionError) as error:
-        raise InvalidRequest("req", "must keep a request's invariants", str(error)) from error
-
-
-def _prefill(pb: work_pb2.Req, router_epoch: int, *, longest: timedelta) -> commands.Prefill:
-    """Raises InvalidRequest."""
-    if pb.key.router_epoch != router_epoch:
-        raise InvalidRequest("router_epoch", "must be this session's", pb.key.router_epoch)
-    req = _req(pb)
-    req.cached_len = 0  # The sender's cache is not this worker's.
-    return commands.Prefill(req, deadline=time.monotonic() + (pb.deadline_ms / 1000 or longest.total_seconds()))
 
 
 def _response(message: Message) -> decode_pb2.DecodeSessionResponse:

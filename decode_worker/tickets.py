@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from common.core import Req
 from common.engine.handle import Emit
-from common.engine.kv_pool import ReadPage
+from common.engine.kv_pages import ReadPage
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import (

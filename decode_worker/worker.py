@@ -19,6 +19,7 @@ from common.handoff.free_slots import FreeSlots
 from common.handoff.grpc_receiver import GrpcReceiver
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
+from common.token_ids import MakeIds, tensor_ids
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
 from decode_worker.commit_wire import commit_ahead_from_bytes
@@ -45,10 +46,13 @@ class DecodeWorker:
         offer_shm: bool,
         metrics: DecodeMetrics,
         staged: bool = False,
+        make_ids: MakeIds = tensor_ids,
     ) -> None:
         """make_engine(on_event): an engine whose core is a DecodeCore living in memory or, if staged, reaching its pages through
-        it. offer_shm: not if staged, for peers would write to slots. Call within the running loop."""
+        it. offer_shm: not if staged, for peers would write to slots. make_ids: what that core takes. Call within the running
+        loop."""
         assert not (staged and offer_shm)
+        self.make_ids = make_ids
         self.worker_id = worker_id
         self.memory = memory
         self._metrics = metrics
@@ -190,7 +194,7 @@ class DecodeWorker:
         self._cuda_ipc.start()
 
     def _is_connected(self, pair_id: str, transport: Transport) -> bool:
-        if transport == "shm":
+        if transport in ("shm", "sim"):
             return self._shm.is_connected(pair_id)
         return self._cuda_ipc is not None and self._cuda_ipc.is_connected(pair_id)
 

@@ -16,7 +16,9 @@ def main() -> None:
     config = parse_config(Config, prog="python -m prefill_worker", description=__doc__ or "")
     configure("prefill", config.log_level)
     limit_spinning()
-    # Only now: importing torch takes seconds, and --help and a wrong flag need none.
+    # Only now: importing torch takes seconds, and --help and a wrong flag need none. A simulated engine never does.
+    if not config.is_simulated:
+        pass
     from prefill_worker.server import serve
 
     run_process(lambda stop: serve(config, stop))

@@ -26,6 +26,12 @@ class Config(WorkerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("max_requests", "chunk_tokens")
+        if self.is_simulated:
+            if self.transport not in ("auto", "sim"):
+                raise ValueError(f"--transport must be sim or auto with --engine sim, got {self.transport}")
+            object.__setattr__(self, "transport", "sim")
+        elif self.transport == "sim":
+            raise ValueError("--transport sim needs --engine sim: it moves no KV")
         if self.transport == "shm" and self.on_cuda:
             raise ValueError(f"--transport shm is for --device cpu; on {self.device} use cuda_ipc, grpc or auto")
         for name in ("transfer_timeout", "request_timeout"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.engine.first_tokens import take_first_tokens
 from common.engine.flights import Flights
@@ -22,11 +22,9 @@ from common.engine.prefilling import Prefilling
 from common.engine.runner import Runner, Sampled
 from common.errors import AlreadyExists, PdserveError, Unavailable
 from common.handoff.base import pages_ready
-from common.handoff.staging import Staging
 from common.work import PageCounts
 from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Admitted, Check, Compute, Extend, FlushPrefixCache, Forget, ForOutlets
-from prefill_worker.cuda_tools import CudaTools
 from prefill_worker.events import Broken, PrefillDone, PrefillStarted, Stats
 from prefill_worker.holdings import Holdings
 from prefill_worker.job import Job
@@ -34,6 +32,10 @@ from prefill_worker.outlets import Outlets
 from prefill_worker.slots import Slots
 from prefill_worker.states import State
 from prefill_worker.waiting import Waiting
+
+if TYPE_CHECKING:
+    from common.handoff.staging import Staging
+    from prefill_worker.cuda_tools import CudaTools
 
 
 class PrefillCore:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from common.engine.handle import DEFERRED, Emit, Reply
-from common.engine.kv_pool import KVPool
+from common.engine.kv_pages import KvPages
 from common.engine.peer_store import PeerStore
 from common.errors import FailedPrecondition, Unavailable
 from common.handoff.base import page_checksum, tokens_of
@@ -27,10 +28,12 @@ from common.rpc.gen.pdserve.v1 import decode_pb2
 from common.wire import token_to_pb
 from common.work import TokenOut
 from prefill_worker.commands import Destination, OpenCudaPool
-from prefill_worker.cuda_tools import CudaTools
 from prefill_worker.events import Page
 from prefill_worker.job import Job
 from prefill_worker.states import State
+
+if TYPE_CHECKING:
+    from prefill_worker.cuda_tools import CudaTools
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ log = logging.getLogger(__name__)
 class CudaPools:
     """Engine thread only. Where a call of the tools fails the context is lost, and CudaError ends the engine."""
 
-    def __init__(self, tools: CudaTools | None, *, pool: KVPool, emit: Emit, clock: Callable[[], float]) -> None:
+    def __init__(self, tools: CudaTools | None, *, pool: KvPages, emit: Emit, clock: Callable[[], float]) -> None:
         """tools: None: every open is refused. pool: this worker's."""
         self._tools = tools
         self._pool = pool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final
 
 import grpc
@@ -13,7 +14,9 @@ from common.core import Req
 from common.engine.handle import EngineHandle
 from common.errors import FailedPrecondition, Unavailable
 from common.handoff.base import SENDER_WRITES
-from common.handoff.grpc_sender import GrpcSender, Sent
+from common.handoff.grpc_sender import GrpcSender
+from common.handoff.page_sender import PageSender, Sent
+from common.handoff.sim_link import SimLink, SimSender
 from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2_grpc
 from common.wire import req_to_pb, token_to_pb
@@ -39,9 +42,7 @@ class DecodePeer:
         self._clock = clock
         self._channel = terms.connect(address)
         self._stub = decode_pb2_grpc.DecodeServiceStub(self._channel)
-        # Apart from the rest, so that a transfer that stalls does not hold up the renewal of its own and others' leases.
-        self._bulk_channel = terms.connect(address)
-        self._handoff = handoff_pb2_grpc.HandoffServiceStub(self._bulk_channel)
+        self._bulk_channel: grpc.aio.Channel | None = None
         self._errands = Errands()
         self.leases = Leases(self._stub, post=engine.post, clock=clock)
         self._acquaintance = Acquaintance(
@@ -72,9 +73,13 @@ class DecodePeer:
 
     def sender(
         self, lease: Lease, *, read_page: Callable[[int], memoryview], on_sent: Callable[[int], None]
-    ) -> GrpcSender | None:
+    ) -> PageSender | None:
         """What pushes this lease's pages; None if the engine itself writes them or there are none."""
-        if lease.pairing.transport != "grpc" or not lease.page_ids:
+        if not lease.page_ids:
+            return None
+        if isinstance(link := lease.pairing.link, SimLink):
+            return self._sim_sender(link, lease, read_page)
+        if lease.pairing.transport != "grpc":
             return None
         return GrpcSender(
             self._handoff,
@@ -84,6 +89,24 @@ class DecodePeer:
             on_sent=on_sent,
             stall_timeout=self._terms.transfer_timeout,
             verify=self._terms.verify,
+        )
+
+    @cached_property
+    def _handoff(self) -> handoff_pb2_grpc.HandoffServiceStub:
+        # Apart from the rest, so that a transfer that stalls does not hold up the renewal of its own and others' leases.
+        self._bulk_channel = self._terms.connect(self.address)
+        return handoff_pb2_grpc.HandoffServiceStub(self._bulk_channel)
+
+    def _sim_sender(self, link: SimLink, lease: Lease, read_page: Callable[[int], memoryview]) -> SimSender:
+        assert self._terms.sim is not None, "only a simulated worker opens a simulated pool"
+        return SimSender(
+            link,
+            self._terms.sim,
+            page_ids=lease.page_ids,
+            read_page=read_page,
+            deadline=lambda: lease.deadline,
+            verify=self._terms.verify,
+            clock=self._clock,
         )
 
     async def commit(self, lease: Lease, *, first_tokens: Sequence[TokenOut], sent: Sent) -> None:
@@ -112,7 +135,8 @@ class DecodePeer:
         await self.leases.close(patience_seconds=patience_seconds)
         await self._acquaintance.close()
         await self._channel.close(None)
-        await self._bulk_channel.close(None)
+        if self._bulk_channel is not None:
+            await self._bulk_channel.close(None)
 
     async def _ask(self, pairing: Pairing, req: Req, *, deadline: float, on_lost: OnLost) -> Lease:
         # As an errand: a ticket granted to nobody would keep its pages withheld there until this process ends.

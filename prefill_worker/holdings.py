@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.engine.page_table import PageTable
 from common.engine.pages import PagePool, pages_for
+from common.engine.table_rows import TableRows
 from common.errors import OutOfRange
 from prefill_worker.job import Job
 
@@ -11,7 +11,7 @@ from prefill_worker.job import Job
 class Holdings:
     """Engine thread only."""
 
-    def __init__(self, pool: PagePool, table: PageTable, *, total_pages: int, max_context: int) -> None:
+    def __init__(self, pool: PagePool, table: TableRows, *, total_pages: int, max_context: int) -> None:
         self._pool = pool
         self._table = table
         self._total_pages = total_pages

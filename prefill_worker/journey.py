@@ -29,7 +29,7 @@ from common.errors import (
     Unavailable,
     Unimplemented,
 )
-from common.handoff.grpc_sender import GrpcSender, Sent
+from common.handoff.page_sender import PageSender, Sent
 from common.work import FinishReason, TokenOut, WorkFailure
 from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Compute, Destination, Forget, SlotsFree
@@ -74,7 +74,7 @@ class Journey(Stateful):
         self._report = report
         self._peer: DecodePeer | None = None
         self._lease: Lease | None = None
-        self._sender: GrpcSender | None = None
+        self._sender: PageSender | None = None
         self._pushing: asyncio.Task[Sent] | None = None
         self._computed: asyncio.Future[PrefillDone] = asyncio.get_running_loop().create_future()
         self._ended_by: set[WorkKey] = set()

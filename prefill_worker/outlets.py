@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from common.core import Req
 from common.engine.handle import Emit
-from common.engine.kv_pool import KVPool
+from common.engine.kv_pages import KvPages
 from common.engine.peer_store import PeerStore
 from common.errors import Unavailable
 from common.handoff.base import page_checksum
@@ -14,19 +15,21 @@ from common.handoff.shm_sender import ShmSender
 from common.work import TokenOut
 from prefill_worker.commands import AwaitPoolEnd, ClosePool, ForOutlets, OpenCudaPool, OpenPool, SlotsFree
 from prefill_worker.cuda_pools import CudaPools
-from prefill_worker.cuda_tools import CudaTools
 from prefill_worker.events import Page, PagesReady
 from prefill_worker.job import Job
 from prefill_worker.slots import Slots
 
+if TYPE_CHECKING:
+    from prefill_worker.cuda_tools import CudaTools
+
 
 class Outlets:
-    """Engine thread only. shm: copies pages into the decode worker's mapped pool; cuda_ipc: the kernels store them there; grpc:
-    announces them to the event loop."""
+    """Engine thread only. shm: copies pages into the decode worker's mapped pool; cuda_ipc: the kernels store them there; grpc,
+    sim: announces them to the event loop."""
 
     def __init__(
         self,
-        pool: KVPool,
+        pool: KvPages,
         *,
         emit: Emit,
         clock: Callable[[], float],
@@ -82,7 +85,7 @@ class Outlets:
             return
         if not pages:
             return
-        if job.destination.transport == "grpc":
+        if job.destination.transport in ("grpc", "sim"):
             if self._slots is None:
                 self._emit(PagesReady(job.key, tuple(pages)))
             else:

@@ -18,6 +18,7 @@ from common.errors import FailedPrecondition, PdserveError, Unavailable
 from common.handoff.base import Transport
 from common.handoff.choose import ShmLink, TransportMode, choose
 from common.handoff.cuda_ipc import PoolExport
+from common.handoff.sim_link import SimLink, SimTransfers
 from common.rpc.channels import Connect, make_channel
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
 from common.wire import compatibility_to_pb
@@ -38,6 +39,7 @@ class Terms:
     worker_id, compatibility, page_bytes: its own. transport: what --transport says. verify: checksums in each Commit.
     transfer_timeout: longest stall of a transfer, and longest wait for Commit to be answered. can_copy: its pool is in host
     memory, so that pages can be copied from it into a mapped one (shm). connect: makes the channels to decode workers.
+    memory, so that pages can be copied from it into a mapped one (shm). sim: how transfers between simulated workers go.
     """
 
     worker_id: str
@@ -48,6 +50,7 @@ class Terms:
     transfer_timeout: timedelta = timedelta(seconds=20)
     can_copy: bool = True
     connect: Connect = make_channel
+    sim: SimTransfers | None = None
 
 
 class Link(Protocol):
@@ -107,7 +110,7 @@ class Pairing:
         self.transport = transport
         self.is_gone = False
         self.is_retired = False
-        self._link = link
+        self.link = link
         self._engine = engine
         self._holders = 0
         self._closing: asyncio.Task[None] | None = None
@@ -139,8 +142,8 @@ class Pairing:
         self._tell_gone(self)
 
     def _close_if_unused(self) -> None:
-        if self.is_retired and self._holders == 0 and self._closing is None and self._link is not None:
-            self._closing = asyncio.create_task(self._close(self._link), name=f"close pairing {self.pair_id}")
+        if self.is_retired and self._holders == 0 and self._closing is None and self.link is not None:
+            self._closing = asyncio.create_task(self._close(self.link), name=f"close pairing {self.pair_id}")
 
     async def _close(self, link: Link) -> None:
         with suppress(Unavailable):  # An engine that has ended has unmapped everything.
@@ -204,6 +207,9 @@ async def _open_transport(
     )
     if transport == "cuda_ipc":
         return transport, EngineLink(pair_id, engine)
+    if transport == "sim":
+        assert shm is not None
+        return transport, SimLink(shm, page_bytes=terms.page_bytes)
     if shm is not None:
         await _map(shm, pair_id, terms=terms, engine=engine)
     return transport, shm

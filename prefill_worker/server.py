@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -19,8 +18,9 @@ from typing import Any, Final
 from common.address import Address
 from common.config import describe
 from common.engine.engines import make_engine
-from common.engine.handle import Emit, EngineDescription, EngineHandle
-from common.engine.start import engine_config, load_runner, make_memory, pool_before_start
+from common.engine.handle import EngineDescription, EngineHandle
+from common.engine.sim.start import Simulation
+from common.engine.start import make_memory
 from common.errors import Unavailable
 from common.handoff.cuda_driver import is_cuda_fault
 from common.handoff.pool_memory import PoolMemory
@@ -30,14 +30,13 @@ from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.registration import Registration
 from common.rpc.security import Security
+from common.token_ids import plain_ids, tensor_ids
 from common.version import VERSION
 from common.work import WorkerProfile
-from prefill_worker.build import build_runner
 from prefill_worker.config import Config
-from prefill_worker.core import PrefillCore
-from prefill_worker.cuda_tools import cuda_tools_for
 from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.servicer import PrefillServicer
+from prefill_worker.simulation import make_sim_engine, sim_transfers
 from prefill_worker.worker import PrefillWorker
 
 SERVICE: Final = "pdserve.v1.PrefillService"
@@ -64,6 +63,7 @@ class PrefillServer:
         self._address: Address
         self._registration: asyncio.Task[None] | None = None
         self._tell_routers: Callable[[], None] = lambda: None
+        simulation = self._simulation = Simulation.of(config) if config.is_simulated else None
         self.worker = PrefillWorker(
             f"prefill-{secrets.token_hex(4)}",
             make_engine=self._make_engine,
@@ -73,6 +73,8 @@ class PrefillServer:
             verify=config.verify_handoff,
             transfer_timeout=config.transfer_timeout,
             max_requests=config.max_requests,
+            make_ids=tensor_ids if simulation is None else plain_ids,
+            sim=None if simulation is None else sim_transfers(simulation),
             metrics=PrefillMetrics(),
             connect=self._security.connect,
         )
@@ -152,28 +154,18 @@ class PrefillServer:
             role="prefill",
             address=str(self._config.advertise or self._address),
             compatibility=engine.compatibility,
-            device=self._config.device,
+            device=self._config.shown_device,
             total_pages=engine.pool_pages,
             max_running=self._config.max_running,
             version=VERSION,
         )
 
     def _make_engine(self, on_event: Callable[[Any], None]) -> EngineHandle:
+        if self._simulation is not None:
+            return make_sim_engine(self._config, self._memory, self._simulation, on_event)
+        from prefill_worker.build import build_core
+
         return make_engine(self._config.engine, partial(build_core, self._config, self._memory), on_event=on_event)
-
-
-def build_core(config: Config, memory: PoolMemory, emit: Emit) -> PrefillCore:
-    """Loads the model, in the thread that will run it. Raises StartError."""
-    engine = replace(engine_config(config, pool_pages=pool_before_start(config)[0]), chunk_tokens=config.chunk_tokens)
-    runner, staging = load_runner(engine, memory, build=build_runner, progress=log.info)
-    return PrefillCore(
-        runner,
-        emit=emit,
-        max_running=config.max_running,
-        chunk_tokens=config.chunk_tokens,
-        staging=staging,
-        cuda=cuda_tools_for(runner.pool) if config.transport in ("auto", "cuda_ipc") else None,
-    )
 
 
 async def serve(config: Config, stop: Stop) -> int:

@@ -147,7 +147,7 @@ class Session:
         if pb.req.output_len > 1 and not (pb.decode_address and pb.decode_worker):
             raise InvalidArgument("decode_address and decode_worker must be given when output_len is more than 1")
         try:
-            req = req_from_pb(pb.req)
+            req = req_from_pb(pb.req, make_ids=self._worker.make_ids)
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         req.cached_len = 0  # The sender's cache is not this worker's.

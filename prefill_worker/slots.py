@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from common.engine.handle import Emit
-from common.handoff.staging import Staging
 from common.work_key import WorkKey
 from prefill_worker.events import Page, PagesReady
+
+if TYPE_CHECKING:
+    from common.handoff.staging import Staging
 
 
 class Slots:

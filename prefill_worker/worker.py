@@ -12,7 +12,9 @@ from common.engine.handle import EngineDescription, EngineHandle
 from common.errors import Unavailable
 from common.handoff.choose import TransportMode
 from common.handoff.pool_memory import PoolMemory
+from common.handoff.sim_link import SimTransfers
 from common.rpc.channels import Connect, make_channel
+from common.token_ids import MakeIds, tensor_ids
 from common.work import PageCounts, WorkerLoad
 from prefill_worker.commands import Check, FlushPrefixCache
 from prefill_worker.events import Stats
@@ -41,12 +43,16 @@ class PrefillWorker:
         verify: bool,
         transfer_timeout: timedelta,
         max_requests: int,
+        make_ids: MakeIds = tensor_ids,
+        sim: SimTransfers | None = None,
         metrics: PrefillMetrics,
         connect: Connect = make_channel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """make_engine(on_event): an engine whose core is a PrefillCore living in memory or, if staged, reaching its
-        pages through it. Call within the running loop."""
+        pages through it. make_ids: what that core takes. sim: of a simulated worker. Call within the running loop."""
+        self.make_ids = make_ids
+        self._sim = sim
         self.worker_id = worker_id
         self.clock = clock
         self.is_draining = False
@@ -76,6 +82,7 @@ class PrefillWorker:
             transfer_timeout=self._transfer_timeout,
             can_copy=not self._staged,
             connect=self._connect,
+            sim=self._sim,
         )
         self._peers = Peers(terms=terms, engine=self._engine, clock=self.clock)
         tools = Tools(

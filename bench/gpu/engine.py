@@ -13,10 +13,10 @@ import torch
 from bench.geometries import write_model
 from common.batch_sizes import BatchSizes
 from common.core import Req, SamplingParams
+from common.engine.config import EngineConfig
 from common.engine.cuda.sampling import Level, level_of
 from common.engine.model_config import ModelConfig
 from common.engine.pages import pages_for
-from common.engine.runner import EngineConfig
 from decode_worker.build import build_runner
 from decode_worker.graph_runner import GraphRunner
 

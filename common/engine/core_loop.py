@@ -51,7 +51,7 @@ class CoreLoop:
         core = self._core
         try:
             last_tick = time.monotonic()
-            while self._take_commands(wait=not core.has_work()):
+            while self.take_commands(wait=not core.has_work()):
                 now = time.monotonic()
                 if now - last_tick >= TICK_SECONDS:
                     core.tick(now)
@@ -63,7 +63,7 @@ class CoreLoop:
         finally:
             core.close()
 
-    def _take_commands(self, *, wait: bool) -> bool:
+    def take_commands(self, *, wait: bool) -> bool:
         """Handles every command that is there; with wait, waits one tick for the first. False: close was asked for."""
         for command, call_id in self._port.take(TICK_SECONDS if wait else 0.0):
             if isinstance(command, Close):

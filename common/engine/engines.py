@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from common.engine.handle import Build, EngineHandle
 from common.engine.process import ProcessEngine
+from common.engine.sim.engine import SimEngine
 from common.engine.thread import ThreadEngine
 
-_KINDS: Final[dict[str, type[ThreadEngine] | type[ProcessEngine]]] = {"thread": ThreadEngine, "process": ProcessEngine}
+_KINDS: Final[dict[str, Callable[..., EngineHandle]]] = {"thread": ThreadEngine, "process": ProcessEngine, "sim": SimEngine}
 
 
 def make_engine(kind: str, build: Build, *, on_event: Callable[[Any], None]) -> EngineHandle:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import torch
-
 from common.core import Req
 from common.engine.finish import finish_reason
 from common.engine.runner import Sampled
@@ -20,7 +18,7 @@ def take_first_tokens(
     Whether a token ends its completion depends on the token and on lengths, which all of them share.
     """
     index = req.num_output
-    req.append_host(torch.tensor([sampled[0].token_id], dtype=torch.int32))
+    req.append_id(sampled[0].token_id)
     return tuple(
         TokenOut(
             key=req.key.for_completion(offset),

@@ -9,16 +9,10 @@ block too (what attention reads):
 from __future__ import annotations
 
 import mmap
-from typing import Protocol
 
 import torch
 
 from common.handoff.cuda_ipc import NONCE_BYTES
-
-
-class ReadPage(Protocol):
-    def __call__(self, page: int, *, tokens: int) -> bytes:
-        """A copy, in host memory, of what a page of a pool holds for its first `tokens` tokens, all layers."""
 
 
 class KVPool:

@@ -14,17 +14,10 @@ import torch
 
 from common.core import Req, SamplingParams
 from common.engine.philox import uniforms
+from common.engine.runner import Sampled
 
 MIN_TEMPERATURE = 1e-20
 """Below it all is greedy anyhow, and a float32 division would turn 0 / temperature into NaN."""
-
-
-class Sampled(NamedTuple):
-    """One token and, if asked for, log-probabilities under the raw logits; top is best first."""
-
-    token_id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class SampleRow(NamedTuple):

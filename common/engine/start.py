@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-import torch
+from typing import TYPE_CHECKING
 
 from common.by_device import is_cuda
 from common.engine.config import EngineConfig
-from common.engine.load import page_bytes
-from common.engine.runner import Runner
+from common.engine.sim.start import make_sim_memory
 from common.errors import StartError
 from common.handoff.pool_memory import PoolMemory
-from common.handoff.staging import Staging, slots_for
 from common.worker_config import MIB, WorkerConfig
+
+if TYPE_CHECKING:  # torch's import takes seconds and half a GiB, which a simulated worker has no use for.
+    from common.engine.model_runner import TensorRunner
+    from common.handoff.staging import Staging
 
 OUT_OF_CPU_MEMORY = "DefaultCPUAllocator"
 CUDA_MODULES = ("flashinfer", "triton", "cuda")
 """What the extra `cuda` brings."""
 
-BuildRunner = Callable[[EngineConfig, memoryview | None, Callable[[str], None]], Runner]
+BuildRunner = Callable[[EngineConfig, memoryview | None, Callable[[str], None]], "TensorRunner"]
 """(engine, where its pool is to be or None for memory of its own, progress) -> the worker's Runner. Raises StartError."""
 
 
 def pool_before_start(config: WorkerConfig) -> tuple[int | None, int]:
     """The KV pool's pages, None if only the started engine knows (CUDA), and the bytes of each. Raises StartError on a folder
     that cannot be served or a pool too small."""
+    from common.engine.load import page_bytes
+
     each = page_bytes(config.model, page_size=config.page_size, dtype=config.dtype)
     try:
         return config.pages_before_start(each), each
@@ -37,6 +40,10 @@ def pool_before_start(config: WorkerConfig) -> tuple[int | None, int]:
 def make_memory(config: WorkerConfig) -> PoolMemory:
     """What the worker's event loop and its engine share: the KV pool's bytes or, for a pool in a GPU, slots for its pages. Raises
     StartError."""
+    if config.is_simulated:
+        return make_sim_memory(config)
+    from common.handoff.staging import slots_for
+
     pages, bytes_per_page = pool_before_start(config)
     try:
         return PoolMemory(slots_for(bytes_per_page, pool_pages=pages) if config.on_cuda else pages or 0, bytes_per_page)
@@ -46,11 +53,13 @@ def make_memory(config: WorkerConfig) -> PoolMemory:
 
 def load_runner(
     engine: EngineConfig, memory: PoolMemory, *, build: BuildRunner, progress: Callable[[str], None]
-) -> tuple[Runner, Staging | None]:
+) -> tuple[TensorRunner, Staging | None]:
     """The model over a pool in this memory, or with the way to the pool's pages through it. Raises StartError."""
     with starting_on(engine.device):
         if not is_cuda(engine.device):
             return build(engine, memory.view, progress), None
+        from common.handoff.staging import Staging
+
         runner = build(engine, None, progress)
         return runner, Staging(memory, runner.pool)
 
@@ -76,6 +85,8 @@ def engine_config(config: WorkerConfig, *, pool_pages: int | None) -> EngineConf
 def starting_on(device: str) -> Iterator[None]:
     """What building an engine in here comes to grief with leaves as a StartError of one line. Whatever else is raised is a
     mistake of ours and leaves as it is."""
+    import torch
+
     check_device(device)
     try:
         yield
@@ -98,6 +109,8 @@ def check_device(device: str) -> None:
     """Raises StartError if torch has no such device."""
     if not is_cuda(device):
         return
+    import torch
+
     if torch.version.cuda is None:
         raise StartError(f"--device {device}: torch {torch.__version__} is a build without CUDA")
     gpus = torch.cuda.device_count()

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from common.engine.core_loop import Close, CoreLoop, Item
-from common.engine.front import EngineFront
 from common.engine.handle import Build
-from common.engine.inlet import Inlet, ToCommand
+from common.engine.loop_front import LoopFront
 
 
-class ThreadEngine(EngineFront):
+class ThreadEngine(LoopFront):
     def __init__(self, build: Build, *, on_event: Callable[[Any], None], name: str = "engine") -> None:
         super().__init__(on_event)
         self._build = build
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._inlets: set[Inlet] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     async def start(self) -> Any:
@@ -28,30 +25,13 @@ class ThreadEngine(EngineFront):
         return await self._started
 
     async def close(self) -> None:
-        for inlet in self._inlets:
-            self._loop.remove_reader(inlet.fileno())
-            inlet.close()
-        self._inlets.clear()
+        self._close_inlets()
         if self._thread.ident is None:
             return
         self._send(Close(), None)
         await asyncio.shield(self._died)
         # That was its last word, but a thread that still frees tensors when the interpreter ends makes torch abort the process.
         self._thread.join()
-
-    def listen(self, connection: socket.socket, to_command: ToCommand) -> None:
-        """The event loop reads for the engine: they share an interpreter anyhow."""
-        inlet = Inlet(connection, to_command)
-        self._inlets.add(inlet)
-        self._loop.add_reader(inlet.fileno(), self._read, inlet)
-
-    def _read(self, inlet: Inlet) -> None:
-        descriptor = inlet.fileno()
-        for command in inlet.read():
-            self._send(command, None)
-        if inlet.has_ended:
-            self._loop.remove_reader(descriptor)
-            self._inlets.discard(inlet)
 
     def _send(self, command: Any, call_id: int | None) -> None:
         self._inbox.put((command, call_id))

@@ -50,6 +50,8 @@ Nothing else is ever sent. EOF without the goodbye proves nothing here: files of
 context is still being torn down. Then the proof is that the process has exited, which its pidfd tells. What the line says proves
 nothing about that either.
 
+sim: as shm, over a pool of 16 bytes a page; see common/handoff/sim_link.py.
+
 What a refused Reserve means: FAILED_PRECONDITION, pair again (unknown pair_id, or no shm connection of it is open);
 UNAVAILABLE, this worker can't take it now (no session with that router, draining, loading); ABORTED, the work key was
 cancelled; ALREADY_EXISTS, it has a ticket; OUT_OF_RANGE or INVALID_ARGUMENT, it never will be taken. A refused Commit:
@@ -66,10 +68,10 @@ import zlib
 from array import array
 from typing import Final, Literal, get_args
 
-Transport = Literal["cuda_ipc", "shm", "grpc"]
+Transport = Literal["cuda_ipc", "shm", "grpc", "sim"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
-"""Best first."""
-SENDER_WRITES: Final[frozenset[Transport]] = frozenset({"cuda_ipc", "shm"})
+"""Best first; the last is between simulated workers alone (common/handoff/sim_link.py)."""
+SENDER_WRITES: Final[frozenset[Transport]] = frozenset({"cuda_ipc", "shm", "sim"})
 """Those with which the sender itself writes into the receiver's pool, through a mapping that lasts as long as the pairing."""
 
 FRAME_BYTES: Final = 1 << 20

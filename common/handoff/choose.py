@@ -17,7 +17,7 @@ from common.errors import FailedPrecondition
 from common.handoff.base import Transport, receive_welcome
 from common.handoff.dial import dial
 
-TransportMode = Literal["auto", "cuda_ipc", "shm", "grpc"]
+TransportMode = Literal["auto", "cuda_ipc", "shm", "grpc", "sim"]
 OpenCudaIpc = Callable[[], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class ShmLink:
 async def choose(
     mode: TransportMode, *, shm_socket: str, pair_id: str, open_cuda_ipc: OpenCudaIpc | None = None
 ) -> tuple[Transport, ShmLink | None]:
-    """The pair's transport, with an open link if it is shm.
+    """The pair's transport, with an open link if it is shm or sim.
 
     shm_socket: what PairResponse offers; empty if nothing. open_cuda_ipc: maps the pool that it offers in GPU memory, raises
     FailedPrecondition if it can't; None if nothing is offered. Raises FailedPrecondition if mode insists on one in vain, and
@@ -82,10 +82,10 @@ async def choose(
     if mode == "grpc":
         return "grpc", None
     try:
-        return "shm", await asyncio.to_thread(_connect, shm_socket, pair_id)
+        return "sim" if mode == "sim" else "shm", await asyncio.to_thread(_connect, shm_socket, pair_id)
     except (OSError, ValueError) as error:
-        if mode == "shm":
-            raise FailedPrecondition(f"--transport shm is impossible with this decode worker: {error}") from error
+        if mode in ("shm", "sim"):
+            raise FailedPrecondition(f"--transport {mode} is impossible with this decode worker: {error}") from error
         _log.info("no shm with this decode worker, using grpc: %s", error)
         return "grpc", None
 

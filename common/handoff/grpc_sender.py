@@ -6,21 +6,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
 from common.errors import PdserveError, Unavailable
 from common.handoff.base import FRAME_BYTES, page_checksum
+from common.handoff.page_sender import Sent
 from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import handoff_pb2, handoff_pb2_grpc
-
-
-class Sent(NamedTuple):
-    """What Commit says about the pages. page_crc32: in page_ids order, empty unless asked for."""
-
-    pages_sent: int
-    page_crc32: tuple[int, ...]
 
 
 class GrpcSender:

@@ -13,7 +13,8 @@ import torch
 
 from common.core import Req, SamplingParams
 from common.engine.philox import uniforms
-from common.engine.sampler import Sampled, Sampler, SampleRow, best_ids, nucleus_ids
+from common.engine.runner import Sampled
+from common.engine.sampler import Sampler, SampleRow, best_ids, nucleus_ids
 from tests.helpers.sampling import EOS
 
 pytest.importorskip("triton", reason="the device sampler needs triton")

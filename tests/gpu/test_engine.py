@@ -15,7 +15,7 @@ pytest.importorskip("flashinfer", reason="flashinfer is not installed")
 from common.batch_sizes import BatchSizes
 from common.core import Req, SamplingParams, reset_global_ctx
 from common.engine.config import EngineConfig
-from common.engine.sampler import Sampled
+from common.engine.runner import Sampled
 from decode_worker.build import build_runner
 from decode_worker.grammar_masks import MaskSource
 from decode_worker.graph_runner import GraphRunner

@@ -13,8 +13,10 @@ import torch
 
 from common.core import Batch, Req, SamplingParams, reset_global_ctx
 from common.engine.chunks import plan_chunks
+from common.engine.config import EngineConfig
+from common.engine.model_runner import ModelRunner
 from common.engine.pages import pages_for
-from common.engine.runner import EngineConfig, ModelRunner, Pending, Runner, Sampled
+from common.engine.runner import Pending, Runner, Sampled
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class PageKeeper(PrefillCore):
 
     def _pages_of(self, key: WorkKey) -> list[bytes]:
         job, size = self._jobs[key], self._page_size
+        assert isinstance(self._runner.page_table, PageTable)
         pages = _pages_of_row(self._runner.page_table, job.req.table_idx, pages_for(job.input_len, size))
         return [
             self._runner.pool.read_page(page, tokens=min(size, job.input_len - index * size)) for index, page in enumerate(pages)

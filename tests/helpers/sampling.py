@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from common.core import Req, SamplingParams
-from common.engine.sampler import Sampled, Sampler, SampleRow
+from common.engine.runner import Sampled
+from common.engine.sampler import Sampler, SampleRow
 
 VOCAB = 40
 EOS = 3

@@ -71,6 +71,12 @@ def test_the_line_at_start_shows_what_holds() -> None:
             "--graph-sizes must be at most --max-running, which is 8, got 16",
         ),
         ({"page_size": 0}, "--page-size must be at least 1, got 0"),
+        ({"time_scale": 2.0}, "--sim-profile and --time-scale need --engine sim, got --engine thread"),
+        ({"sim_profile": Path("p")}, "--sim-profile and --time-scale need --engine sim, got --engine thread"),
+        ({"engine": "sim", "time_scale": 0.0}, "--time-scale must be more than 0, got 0"),
+        ({"engine": "sim", "device": "cuda"}, "--engine sim computes nowhere: leave --device out, got cuda:0"),
+        ({"engine": "sim", "pool_memory_mb": 5}, "--pool-memory-mb is for real engines: use --pool-pages, got 5"),
+        ({"engine": "sim", "memory_fraction": 0.5}, "--memory-fraction is for --device cuda; on cpu use --pool-memory-mb"),
     ],
 )
 def test_what_cannot_work_is_one_line(given: dict[str, Any], message: str) -> None:
@@ -83,6 +89,17 @@ def test_shm_is_for_pools_in_host_memory() -> None:
     assert prefill(transport="shm").transport == "shm"
     with pytest.raises(ValueError, match="--transport shm is for --device cpu; on cuda:0 use cuda_ipc, grpc or auto"):
         prefill(device="cuda", transport="shm")
+
+
+def test_a_simulated_worker_has_a_gpus_sizes_and_a_transport_of_its_own() -> None:
+    config = prefill(engine="sim")
+    assert (config.device, config.shown_device, config.page_size, config.chunk_tokens) == ("cpu", "sim", 64, 8192)
+    assert (config.transport, config.memory_fraction, config.pool_memory_mb) == ("sim", None, None)
+    assert (decode(engine="sim").max_running, decode(engine="sim").graph_sizes) == (256, ())
+    with pytest.raises(ValueError, match="--transport must be sim or auto with --engine sim, got grpc"):
+        prefill(engine="sim", transport="grpc")
+    with pytest.raises(ValueError, match="--transport sim needs --engine sim: it moves no KV"):
+        prefill(transport="sim")
 
 
 def test_a_worker_that_also_decodes_computes_prompts_in_shorter_steps() -> None:

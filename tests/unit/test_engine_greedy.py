@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.core import SamplingParams, reset_global_ctx
-from common.engine.runner import EngineConfig, ModelRunner, page_bytes
+from common.engine.model_runner import EngineConfig, ModelRunner, page_bytes
 from tests.helpers.engine_driver import EngineDriver, engine
 from tests.helpers.reference import greedy
 from tests.helpers.tiny_model import make_tiny_model

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from common.core import reset_global_ctx
 from common.engine.model_config import ModelConfig
+from common.engine.model_runner import EngineConfig, ModelRunner, page_bytes
 from common.engine.models.registry import MODELS
-from common.engine.runner import EngineConfig, ModelRunner, page_bytes
 from common.engine.weights import DummyWeights, Progress, SafetensorsWeights
 from common.errors import StartError
 from common.model_dir import ARCHITECTURES, ModelDir

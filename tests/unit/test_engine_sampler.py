@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from common.core import Req, SamplingParams
-from common.engine.sampler import Sampled, Sampler, SampleRow, best_ids, nucleus_ids
+from common.engine.runner import Sampled
+from common.engine.sampler import Sampler, SampleRow, best_ids, nucleus_ids
 from tests.helpers.sampling import EOS, VOCAB, make_req, sample_one, spread_logits
 
 

@@ -8,7 +8,7 @@ import torch
 
 from common.core import Req
 from common.engine.cuda.sampling import DeviceSampler, Level
-from common.engine.sampler import Sampled
+from common.engine.runner import Sampled
 
 
 def fetch(sampler: DeviceSampler, reqs: Sequence[Req], level: Level) -> SampledTokens:

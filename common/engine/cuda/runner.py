@@ -20,8 +20,7 @@ from common.engine.cuda.upload import UploadRing
 from common.engine.kv_pool import KVPool
 from common.engine.load import LoadedModel
 from common.engine.peer_store import PeerStore
-from common.engine.runner import Pending
-from common.engine.sampler import Sampled
+from common.engine.runner import Pending, Sampled
 
 FIRST_TOKENS = 64
 """Sampled at once at the end of a prefill step; more are sampled in turns."""

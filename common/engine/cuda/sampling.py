@@ -18,7 +18,8 @@ from common.core import Req
 from common.engine.cuda.jit import sampling_draw, sampling_logits, sampling_slots, sampling_threshold
 from common.engine.cuda.launch import ceil_div, power_of_2_from
 from common.engine.cuda.sampling_state import MAX_BIAS, MAX_TOP, SamplingState
-from common.engine.sampler import Sampled, is_deterministic
+from common.engine.runner import Sampled
+from common.engine.sampler import is_deterministic
 
 CHUNK = 4096
 BLOCK = 4096
