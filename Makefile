@@ -27,7 +27,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup protos run-local smoke chat test test-unit test-faults test-gpu bench bench-cpu bench-router bench-gpu bench-serve fmt lint types clean help
+.PHONY: setup protos run-local smoke chat test test-unit test-faults test-faults-long test-gpu bench bench-cpu bench-router bench-gpu bench-serve fmt lint types clean help
 
 setup: $(READY)  ## make .venv and install the pinned dependencies (TORCH= chooses another torch)
 
@@ -56,6 +56,9 @@ test-unit: $(READY)  ## the quick tests
 
 test-faults: $(READY)  ## kill, pause and cut things
 	@$(PYTHON) -m pytest $(or $(TESTS),tests/faults) $(ARGS)
+
+test-faults-long: $(READY)  ## the same with the cases' waits at full length
+	@$(PYTHON) -m pytest --long $(or $(TESTS),tests/faults) $(ARGS)
 
 test-gpu: $(READY)  ## what needs a GPU; says why it skips without one
 	@$(PYTHON) -m pytest -rs $(or $(TESTS),tests/gpu) $(ARGS) || [ $$? -eq 5 ]
@@ -89,4 +92,4 @@ clean:  ## remove what was generated, .venv and .models included
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## this list
-	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-16s %s\n", $$1, $$2}' Makefile

@@ -12,7 +12,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TIERS = {"unit", "contract", "cluster", "faults", "gpu"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also tests marked long: cases with their waits at full length")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long") is not None]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     for item in items:
         tier = Path(item.path).relative_to(Path(__file__).parent).parts[0]
         if tier in TIERS and item.get_closest_marker(tier) is None:

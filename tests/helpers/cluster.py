@@ -164,8 +164,10 @@ class Cluster:
         self.router = self._start("router", self.router_args)
         return self.router
 
-    def start_worker(self, role: str, *, listen: str = "", extra: Sequence[str] = ()) -> Process:
-        process = self._start(f"{role}_worker", [*self.worker_args[role], "--listen", listen or self._worker_listen, *extra])
+    def start_worker(self, role: str, *, listen: str = "", router: str = "", extra: Sequence[str] = ()) -> Process:
+        """router: instead of the cluster's own address."""
+        args = [router or arg if arg == self.address else arg for arg in self.worker_args[role]]
+        process = self._start(f"{role}_worker", [*args, "--listen", listen or self._worker_listen, *extra])
         (self.prefill if role == "prefill" else self.decode).append(process)
         return process
 

@@ -1,4 +1,4 @@
-"""A TCP relay of the tests' own between two processes: passes bytes, swallows them, or cuts, on demand."""
+"""A TCP relay of the tests' own between two processes: passes bytes, holds or swallows them, or cuts, on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ class Relay:
         self._port = int(port)
         self.address = ""
         self.swallow = False
-        """True: nothing passes in either direction, connections stay open."""
+        """True: what comes is lost, in either direction; connections stay open."""
+        self.is_whole = asyncio.Event()
+        """Cleared: nothing passes, and passes once it is set again, as if packets had been dropped and sent anew. New connections
+        open and hear nothing."""
+        self.is_whole.set()
         self.passed_up = 0
         """Bytes forwarded towards the target."""
         self._writers: set[asyncio.StreamWriter] = set()
@@ -49,6 +53,7 @@ class Relay:
             while data := await source.read(65536):
                 if self.swallow:
                     continue
+                await self.is_whole.wait()
                 self.passed_up += len(data) if up else 0
                 sink.write(data)
                 await sink.drain()
