@@ -80,7 +80,7 @@ class Layers:
         ) -> None:
             plan = replace(choose(len(x), *weight.shape, gated=gated), prefetch=prefetch)
             small_linear(
-                x, weight, out, norm_weight=self.norm_weight if norm else None, eps=EPS, gated=gated,
+                x, weight, out, norm=norm, norm_weight=self.norm_weight if norm else None, eps=EPS, gated=gated,
                 residual=out if add else None, workspace=self.workspace, plan=plan, pdl=pdl,
             )  # fmt: skip
 

@@ -25,12 +25,13 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Shape:
-    """rows x depth: of W."""
+    """rows x depth: of W. folded: the norm's weight is in it."""
 
     name: str
     rows: int
     depth: int
     norm: bool = False
+    folded: bool = False
     gated: bool = False
     add: bool = False
 
@@ -50,6 +51,10 @@ SHAPES = [
     Shape("0.6B gate_up", 6144, 1024, norm=True, gated=True),
     Shape("0.6B down", 1024, 3072, add=True),
     Shape("0.6B head", 151936, 1024, norm=True),
+    Shape("8B qkv folded", 6144, 4096, norm=True, folded=True),
+    Shape("8B gate_up folded", 28672, 4096, norm=True, folded=True, gated=True),
+    Shape("0.6B qkv folded", 4096, 1024, norm=True, folded=True),
+    Shape("0.6B gate_up folded", 6144, 1024, norm=True, folded=True, gated=True),
     Shape("8B qkv plain", 6144, 4096),
     Shape("0.6B qkv plain", 4096, 1024),
     Shape("0.6B gate_up plain", 6144, 1024),
@@ -67,14 +72,14 @@ class Inputs:
         self.shape = shape
         self.x = make(tokens, shape.depth)
         self.weight = make(shape.rows, shape.depth).mul_(shape.depth**-0.5)
-        self.norm_weight = make(shape.depth) if shape.norm else None
+        self.norm_weight = make(shape.depth) if shape.norm and not shape.folded else None
         self.residual = make(tokens, shape.columns) if shape.add else None
         self.out = make(tokens, shape.columns)
 
     def ours(self, plan: Plan, workspace: Workspace, *, pdl: bool) -> None:
         small_linear(
-            self.x, self.weight, self.out, norm_weight=self.norm_weight, eps=EPS, gated=self.shape.gated, residual=self.residual,
-            workspace=workspace, plan=plan, pdl=pdl,
+            self.x, self.weight, self.out, norm=self.shape.norm, norm_weight=self.norm_weight, eps=EPS, gated=self.shape.gated,
+            residual=self.residual, workspace=workspace, plan=plan, pdl=pdl,
         )  # fmt: skip
 
     def product(self) -> torch.Tensor:
@@ -86,8 +91,8 @@ class Inputs:
     def wanted(self) -> torch.Tensor:
         """Of everything, in float32."""
         x = self.x.float()
-        if self.norm_weight is not None:
-            x = F.rms_norm(x, (x.shape[1],), self.norm_weight.float(), EPS)
+        if self.shape.norm:
+            x = F.rms_norm(x, (x.shape[1],), None if self.norm_weight is None else self.norm_weight.float(), EPS)
         y = x @ self.weight.float().T
         if self.shape.gated:
             y = F.silu(y[:, : self.shape.columns]) * y[:, self.shape.columns :]

@@ -15,8 +15,17 @@ class Ops(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
 
-    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
-        """norm(x) W^T + b: [tokens, in] -> [tokens, out]."""
+    def normed_linear(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        norm: torch.Tensor,
+        eps: float,
+        shared: bool = False,
+    ) -> Block:
+        """norm(x) W^T + b: [tokens, in] -> [tokens, out]. shared: weight is also somebody else's and stays as it is; the others'
+        are the block's own."""
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
         """silu(gate) * up of (gate, up) = norm(x) W^T + b, gate's rows of W first: [tokens, in] -> [tokens, out / 2]."""
@@ -31,7 +40,15 @@ class CpuOps:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return make_linear(weight, bias)
 
-    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
+    def normed_linear(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        norm: torch.Tensor,
+        eps: float,
+        shared: bool = False,
+    ) -> Block:
         return NormedLinear(make_linear(weight, bias), RMSNorm(norm, eps))
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:

@@ -69,6 +69,25 @@ def test_silu_and_mul_is_the_reference_s(device: torch.device, tokens: int, inne
     assert out[tokens].isnan().all()
 
 
+def test_rms_norm_without_a_weight_has_one_of_ones(device: torch.device) -> None:
+    x = rows_of_a_wider_tensor(3, 576, torch.bfloat16, device)
+    ones = torch.ones(576, dtype=x.dtype, device=device)
+    assert_near(kernels.rms_norm(x, None, eps=1e-5, out=torch.empty_like(x)), normed(x, ones, 1e-5))
+
+
+@pytest.mark.parametrize(("tokens", "width", "inner"), [(1, 64, 96), (3, 1000, 1536), (2, 1024, 3072)])
+def test_silu_and_mul_may_divide_by_the_root_of_what_was_not_normed(
+    device: torch.device, tokens: int, width: int, inner: int
+) -> None:
+    source = rows_of_a_wider_tensor(tokens, width, torch.bfloat16, device) * 30
+    gate_up = rows_of_a_wider_tensor(tokens, 2 * inner, torch.bfloat16, device) * 100
+    out = poisoned(tokens + 1, inner, dtype=torch.bfloat16, device=device)
+    kernels.silu_and_mul(gate_up, out[:tokens], source=source, eps=1e-5)
+    gate, up = (gate_up.double() / (source.double().square().mean(1, keepdim=True) + 1e-5).sqrt()).chunk(2, dim=-1)
+    assert_near(out[:tokens], torch.nn.functional.silu(gate) * up)
+    assert out[tokens].isnan().all()
+
+
 class Attention:
     """Inputs of qk_norm_rope_store for one layer, with pools full of NaN."""
 

@@ -34,6 +34,7 @@ class Product:
         depth: int,
         *,
         norm: bool = False,
+        folded: bool = False,
         gated: bool = False,
         add: bool = False,
     ):
@@ -41,7 +42,8 @@ class Product:
         dtype = torch.float16 if device.type == "cpu" and tokens > 1 else torch.bfloat16
         self.x = torch.randn(tokens, depth + 8, device=device).to(dtype)[:, :depth]
         self.weight = (torch.randn(rows, depth, device=device) / depth**0.5).to(dtype)
-        self.norm_weight = (1 + torch.rand(depth, device=device)).to(dtype) if norm else None
+        self.norm_weight = (1 + torch.rand(depth, device=device)).to(dtype) if norm and not folded else None
+        self.norm = norm
         self.residual = torch.randn(tokens, columns + 8, device=device).to(dtype)[:, :columns] if add else None
         self.out = torch.full((tokens + 1, columns), float("nan"), device=device).to(dtype)
         self.gated = gated
@@ -54,6 +56,7 @@ class Product:
             self.x,
             self.weight,
             out,
+            norm=self.norm,
             norm_weight=self.norm_weight,
             eps=EPS,
             gated=self.gated,
@@ -67,8 +70,9 @@ class Product:
     def wanted(self) -> Bounded:
         """In float64, and how far from it a right product may be."""
         x: torch.Tensor = self.x.double()
-        if self.norm_weight is not None:
-            x = torch.nn.functional.rms_norm(x, (x.shape[1],), self.norm_weight.double(), EPS)
+        if self.norm:
+            weight = None if self.norm_weight is None else self.norm_weight.double()
+            x = torch.nn.functional.rms_norm(x, (x.shape[1],), weight, EPS)
         weight = self.weight.double()
         y, error = x @ weight.T, self._error(x, weight)
         if self.gated:
@@ -122,9 +126,9 @@ def test_the_bound_is_tight_enough_to_see_one_lost_tile(device: torch.device) ->
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 @pytest.mark.parametrize(("tokens", "rows", "depth"), [(2, 64, 1024), (3, 50, 576), (16, 24, 264)])
-@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
-def test_products_are_the_reference_s(device: torch.device, plan: Plan, tokens: int, rows: int, depth: int, norm: bool) -> None:
-    product = Product(device, tokens, rows, depth, norm=norm)
+@pytest.mark.parametrize("norm", ["", "norm", "norm folded"], ids=["plain", "norm", "folded"])
+def test_products_are_the_reference_s(device: torch.device, plan: Plan, tokens: int, rows: int, depth: int, norm: str) -> None:
+    product = Product(device, tokens, rows, depth, norm="norm" in norm, folded="folded" in norm)
     assert_near(product.run(plan), product.wanted())
 
 
@@ -137,8 +141,11 @@ def test_one_token_s_product_is_the_reference_s(device: torch.device, plan: Plan
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 @pytest.mark.parametrize(("tokens", "rows", "depth"), [(2, 64, 512), (5, 44, 320)])
-def test_gated_products_are_the_reference_s(device: torch.device, plan: Plan, tokens: int, rows: int, depth: int) -> None:
-    product = Product(device, tokens, rows, depth, norm=True, gated=True)
+@pytest.mark.parametrize("folded", [False, True])
+def test_gated_products_are_the_reference_s(
+    device: torch.device, plan: Plan, tokens: int, rows: int, depth: int, folded: bool
+) -> None:
+    product = Product(device, tokens, rows, depth, norm=True, folded=folded, gated=True)
     assert_near(product.run(plan), product.wanted())
 
 

@@ -27,8 +27,12 @@ COPY_BYTES = 16384
 """Bytes of a page that a program copies at a time: 4 x 16 bytes in flight for each of 256 threads."""
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, out: torch.Tensor, pdl: bool | None = None) -> torch.Tensor:
-    """out = x / rms(x) * weight, in float32 inside. x, out: [tokens, width], width <= 16384; out may be x. Returns out."""
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, *, eps: float, out: torch.Tensor, pdl: bool | None = None
+) -> torch.Tensor:
+    """out = x / rms(x) * weight (None: of ones), in float32 inside. Returns out.
+
+    x, out: [tokens, width], width <= 16384; out may be x."""
     tokens, width = x.shape
     assert width <= MAX_NORM_WIDTH and x.stride(1) == out.stride(1) == 1
     block = power_of_2_from(width)
@@ -38,13 +42,21 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, out: torch.Te
     return out
 
 
-def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool | None = None) -> torch.Tensor:
-    """out = silu(gate) * up, in float32 inside. gate_up: [tokens, 2 * inner], gate first; out: [tokens, inner]. Returns out."""
+def silu_and_mul(
+    gate_up: torch.Tensor, out: torch.Tensor, *, source: torch.Tensor | None = None, eps: float = 0.0, pdl: bool | None = None
+) -> torch.Tensor:
+    """out = silu(gate) * up, in float32 inside. gate_up: [tokens, 2 * inner], gate first; out: [tokens, inner]. Returns out.
+
+    source: [tokens, width], of which gate_up is a linear function that wants rms_norm(source): gate and up are divided by its
+    root here. Each program reads a whole row of it, so it is for few tokens."""
     tokens, inner = out.shape
+    width, stride = (0, 0) if source is None else (source.shape[1], source.stride(0))
+    assert source is None or (source.stride(1) == 1 and len(source) == tokens)
     assert gate_up.stride(1) == out.stride(1) == 1 and gate_up.shape[1] == 2 * inner
     block = min(SILU_BLOCK, power_of_2_from(inner))
     silu_and_mul_kernel[(tokens * ceil_div(inner, block),)](
-        gate_up, out, gate_up.stride(0), out.stride(0), INNER=inner, BLOCK=block, **launch_options(warps_for(block), pdl=pdl)
+        gate_up, out, source, gate_up.stride(0), out.stride(0), stride, eps, INNER=inner, BLOCK=block, WIDTH=width,
+        WIDTH_BLOCK=power_of_2_from(max(width, 1)), **launch_options(warps_for(block), pdl=pdl)
     )  # fmt: skip
     return out
 

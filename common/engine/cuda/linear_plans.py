@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import torch
 
+from common.engine.cuda.experiments import of_environment
 from common.engine.cuda.small_linear import Plan
 
 SMALL_ELEMENTS = 8 << 20
 """Of a weight that is read in a few microseconds: the launches around it count as much."""
 
 
-def best_plan(tokens: int, weight: torch.Tensor, *, gated: bool = False) -> Plan | None:
-    """None: cuBLAS, as ever in float32, which small_linear does not compute."""
+def best_plan(tokens: int, weight: torch.Tensor, *, gated: bool = False, folded: bool = False) -> Plan | None:
+    """None: cuBLAS, as ever in float32, which small_linear does not compute. folded: a norm goes before, whose weight is in W."""
     rows, depth = weight.shape
     if weight.dtype == torch.float32:
         return None
@@ -25,6 +26,8 @@ def best_plan(tokens: int, weight: torch.Tensor, *, gated: bool = False) -> Plan
         return _fma(rows=4 if gated or rows <= depth else 2, warps=4)
     if tokens <= 16 and rows <= depth:
         return _dot(rows=64, depth=128, warps=4, split=4)
+    if tokens <= 16 and folded and of_environment().wide:
+        return _dot(rows=64, depth=128, warps=4, split=1 if rows > 4 * depth else 4)
     return None
 
 

@@ -6,26 +6,44 @@ import torch
 import torch.nn.functional as F
 
 from common.engine.cuda import kernels
+from common.engine.cuda.experiments import LATE_TOKENS, Experiments, of_environment
 from common.engine.cuda.linear_plans import best_plan
 from common.engine.cuda.small_linear import Workspace, small_linear
 from common.engine.layers import Block, Linear
+
+FOLD_ROWS = 4096
+"""Of a weight, in float32 at a time."""
 
 
 class CudaOps:
     """For few tokens a product is the time of reading its weight: one kernel with what is around it (linear_plans.py). Else
     cuBLAS and fused small kernels."""
 
-    def __init__(self) -> None:
+    def __init__(self, experiments: Experiments | None = None) -> None:
+        """experiments: the environment's unless given."""
+        self._experiments = of_environment() if experiments is None else experiments
         self._workspaces: dict[torch.device, Workspace] = {}
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return CudaLinear(weight, bias, self._workspace(weight.device))
 
-    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
-        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device))
+    def normed_linear(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        norm: torch.Tensor,
+        eps: float,
+        shared: bool = False,
+    ) -> Block:
+        folded = self._experiments.fold and not shared
+        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), folded=folded)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
-        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), gated=True)
+        folded, is_late = self._experiments.fold, self._experiments.late
+        return CudaNormedLinear(
+            weight, bias, norm, eps, self._workspace(weight.device), folded=folded, gated=True, is_late=is_late
+        )
 
     def rotary_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -58,6 +76,12 @@ class CudaLinear:
         return residual.addmm_(x, self._transposed)
 
 
+def fold_norm(weight: torch.Tensor, norm: torch.Tensor) -> None:
+    """weight: [out, in] times diag(norm), in place, rounded once."""
+    for rows in weight.split(FOLD_ROWS):
+        rows.copy_(rows.float() * norm.float())
+
+
 class CudaNormedLinear:
     """norm(x) W^T + b, and what gated_linear makes of it."""
 
@@ -69,27 +93,38 @@ class CudaNormedLinear:
         eps: float,
         workspace: Workspace,
         *,
+        folded: bool = False,
         gated: bool = False,
+        is_late: bool = False,
     ) -> None:
-        self._weight, self._bias, self._norm, self._eps = weight, bias, norm, eps
+        """folded: norm is multiplied into weight, in place. is_late: few tokens are divided by their root after the product."""
+        if folded:
+            fold_norm(weight, norm)
+        self._weight, self._bias, self._eps = weight, bias, eps
+        self._norm = None if folded else norm
+        # Not in float16, which holds no more than 65504; a bias is not to be divided.
+        self._late_tokens = LATE_TOKENS if is_late and bias is None and weight.dtype == torch.bfloat16 else 0
         self._workspace = workspace
         self._gated = gated
         self._out_size = len(weight) // 2 if gated else len(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(len(x), self._out_size)
-        plan = best_plan(len(x), self._weight, gated=self._gated)
+        plan = best_plan(len(x), self._weight, gated=self._gated, folded=self._norm is None)
         if plan is not None and self._bias is None:
             return small_linear(
                 x,
                 self._weight,
                 out,
+                norm=True,
                 norm_weight=self._norm,
                 eps=self._eps,
                 gated=self._gated,
                 workspace=self._workspace,
                 plan=plan,
             )
+        if len(x) <= self._late_tokens:
+            return kernels.silu_and_mul(F.linear(x, self._weight), out, source=x, eps=self._eps)
         normed = kernels.rms_norm(x, self._norm, eps=self._eps, out=torch.empty_like(x))
         if not self._gated:
             return F.linear(normed, self._weight, self._bias)

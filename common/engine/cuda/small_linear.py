@@ -78,6 +78,7 @@ def small_linear(
     weight: torch.Tensor,
     out: torch.Tensor,
     *,
+    norm: bool = False,
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
@@ -90,8 +91,8 @@ def small_linear(
 
     x: [tokens, K] bf16 or fp16, tokens <= MAX_TOKENS, K a multiple of 8. weight: [N, K] contiguous; gated: [2 N, K], gate rows
     first, and f is silu(gate) * up; else f is nothing. out, residual: [tokens, N]; out may be residual, neither may be x.
-    Rows of x, out and residual are contiguous, at any stride. norm_weight: [K] of an RMSNorm of x before the product
-    (bf16 where x may be large: x * norm_weight is rounded before it is divided by the root).
+    Rows of x, out and residual are contiguous, at any stride. norm: x goes through an RMSNorm first. norm_weight: [K], its
+    weight; None: of ones (bf16 where x may be large: x * norm_weight is rounded before it is divided by the root).
     workspace: needed by plans that split. plan: choose()'s unless given.
     """
     tokens, depth = x.shape
@@ -99,11 +100,12 @@ def small_linear(
     assert tokens <= MAX_TOKENS and depth % 8 == 0 and weight.is_contiguous() and rows == columns * (2 if gated else 1)
     assert x.stride(1) == out.stride(1) == 1 and (residual is None or residual.stride(1) == 1)
     plan = plan or choose(tokens, rows, depth, gated=gated)
+    assert norm or norm_weight is None
     operands = (x, weight, norm_weight, residual, out)
     strides = (x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0))
     common = {
-        "TOKENS": tokens, "N": columns, "K": depth, "GATED": gated, "ROWS": plan.rows, "BK": plan.depth, "STAGES": plan.stages,
-        "LINES": prefetched_lines(plan, depth), **launch_options(plan.warps, pdl=pdl),
+        "TOKENS": tokens, "N": columns, "K": depth, "NORM": norm, "GATED": gated, "ROWS": plan.rows, "BK": plan.depth,
+        "STAGES": plan.stages, "LINES": prefetched_lines(plan, depth), **launch_options(plan.warps, pdl=pdl),
     }  # fmt: skip
     tiles = ceil_div(rows, plan.rows)
     if not plan.dot:

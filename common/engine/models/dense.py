@@ -36,6 +36,7 @@ class DenseModel:
             self._embedding if tied else weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size),
             norm=weights.tensor("model.norm.weight", config.hidden_size),
             eps=config.rms_norm_eps,
+            shared=tied,
         )
 
     def forward(self) -> torch.Tensor:

@@ -22,11 +22,20 @@ def rms_norm_kernel(x, weight, out, x_stride, out_stride, eps, H: tl.constexpr, 
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < H
-    w = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    if weight is not None:
+        w = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
     begin(PDL)
     values = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, axis=0) / H + eps)
-    tl.store(out + row * out_stride + cols, (values * scale * w).to(out.dtype.element_ty), mask=mask)
+    values *= inverse_rms(values, eps, H)
+    if weight is not None:
+        values *= w
+    tl.store(out + row * out_stride + cols, values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def inverse_rms(values, eps, WIDTH: tl.constexpr):
+    """values: a row of WIDTH, float32, and zeros."""
+    return tl.rsqrt(tl.sum(values * values, axis=0) / WIDTH + eps)
 
 
 @triton.jit
@@ -35,7 +44,10 @@ def silu(x):
 
 
 @triton.jit
-def silu_and_mul_kernel(gate_up, out, gate_up_stride, out_stride, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def silu_and_mul_kernel(
+    gate_up, out, source, gate_up_stride, out_stride, source_stride, eps,
+    INNER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One program: BLOCK columns of one row."""
     begin(PDL)
     BLOCKS: tl.constexpr = (INNER + BLOCK - 1) // BLOCK
@@ -45,4 +57,10 @@ def silu_and_mul_kernel(gate_up, out, gate_up_stride, out_stride, INNER: tl.cons
     mask = cols < INNER
     gate = tl.load(gate_up + row * gate_up_stride + cols, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * gate_up_stride + INNER + cols, mask=mask, other=0.0).to(tl.float32)
+    if source is not None:
+        at = tl.arange(0, WIDTH_BLOCK)
+        values = tl.load(source + row * source_stride + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        scale = inverse_rms(values, eps, WIDTH)
+        gate *= scale
+        up *= scale
     tl.store(out + row * out_stride + cols, (silu(gate) * up).to(out.dtype.element_ty), mask=mask)

@@ -3,8 +3,8 @@
 Around the product, where asked: RMSNorm of x before it; after it residual + y, or silu(gate) * up, for which the rows of a tile
 alternate:   tile row 2i: W[first + i] (gate)    2i + 1: W[N + first + i] (up)
 
-The norm costs no pass of its own: x * norm_weight goes into the product, the sum of x's squares is taken on the way, and what the
-product gives is divided by the root in the end.
+The norm costs no pass of its own: x * norm_weight goes into the product (x itself, if W has the norm's weight in it), the sum of
+x's squares is taken on the way, and what the product gives is divided by the root in the end.
 """
 
 import triton
@@ -58,10 +58,14 @@ def fold(values, TB: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def fma_step(acc, squares, w, x, norm_weight, depth, x_mask, depth_mask, TB: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr):
+def fma_step(
+    acc, squares, w, x, norm_weight, depth, x_mask, depth_mask,
+    NORM: tl.constexpr, TB: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     values = tl.load(x + depth, mask=x_mask & depth_mask, other=0.0).to(tl.float32)
-    if norm_weight is not None:
+    if NORM:
         squares += fold(values * values, TB, 1, BK)
+    if norm_weight is not None:
         values *= tl.load(norm_weight + depth, mask=depth_mask, other=0.0).to(tl.float32)
     return acc + fold(values * w.to(tl.float32), TB, ROWS, BK), squares
 
@@ -69,7 +73,7 @@ def fma_step(acc, squares, w, x, norm_weight, depth, x_mask, depth_mask, TB: tl.
 @triton.jit
 def linear_fma_kernel(
     x, weight, norm_weight, residual, out, x_stride, residual_stride, out_stride, eps,
-    TOKENS: tl.constexpr, TB: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    TOKENS: tl.constexpr, TB: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
     ROWS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of W over all of K, on the ordinary cores. The next tile of W is on its way while one is multiplied.
@@ -93,19 +97,19 @@ def linear_fma_kernel(
         for start in tl.range(0, K, BK, num_stages=STAGES):
             at = depth + start
             w = tl.load(w_rows + at, mask=w_mask & (at < K), other=0.0, eviction_policy="evict_first")
-            acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at, x_mask, at < K, TB, ROWS, BK)
+            acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at, x_mask, at < K, NORM, TB, ROWS, BK)
     else:
         w = tl.load(w_rows + depth, mask=w_mask & (depth < K), other=0.0, eviction_policy="evict_first")
         begin(PDL)
         for start in range(BK, K, BK):
             at = depth + start
             ahead = tl.load(w_rows + at, mask=w_mask & (at < K), other=0.0, eviction_policy="evict_first")
-            acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at - BK, x_mask, at - BK < K, TB, ROWS, BK)
+            acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at - BK, x_mask, at - BK < K, NORM, TB, ROWS, BK)
             w = ahead
         at = depth + (K - 1) // BK * BK
-        acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at, x_mask, at < K, TB, ROWS, BK)
+        acc, squares = fma_step(acc, squares, w, x_rows, norm_weight, at, x_mask, at < K, NORM, TB, ROWS, BK)
     y = tl.sum(acc, axis=2)
-    if norm_weight is not None:
+    if NORM:
         y *= tl.rsqrt(tl.sum(squares, axis=2) / K + eps)
     finish(y, first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N, GATED)
 
@@ -113,7 +117,7 @@ def linear_fma_kernel(
 @triton.jit
 def linear_dot_kernel(
     x, weight, norm_weight, residual, out, partial, counters, x_stride, residual_stride, out_stride, eps,
-    TOKENS: tl.constexpr, TB: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    TOKENS: tl.constexpr, TB: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
     ROWS: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of W over a SPLIT-th of K, on the tensor cores, with W where a product usually has its left side."""
@@ -135,16 +139,16 @@ def linear_dot_kernel(
         inside = at < K
         w = tl.load(w_rows + at[None, :], mask=row_mask[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
         values = tl.load(x_rows + at[:, None], mask=(token < TOKENS) & inside[:, None], other=0.0)
-        if norm_weight is not None:
+        if NORM:
             exact = values.to(tl.float32)
             squares += exact * exact
-            values = (exact * tl.load(norm_weight + at, mask=inside, other=0.0).to(tl.float32)[:, None]).to(x.dtype.element_ty)
+        if norm_weight is not None:
+            scale = tl.load(norm_weight + at, mask=inside, other=0.0).to(tl.float32)[:, None]
+            values = (values.to(tl.float32) * scale).to(x.dtype.element_ty)
         acc = tl.dot(w, values, acc)
     square_sums = tl.sum(squares, axis=0)
     if SPLIT == 1:
-        finish_dot(
-            acc, square_sums, norm_weight, first, residual, out, residual_stride, out_stride, eps, TOKENS, TB, ROWS, N, K, GATED
-        )
+        finish_dot(acc, square_sums, NORM, first, residual, out, residual_stride, out_stride, eps, TOKENS, TB, ROWS, N, K, GATED)
     else:
         share(acc, square_sums, partial, tile * SPLIT + part, ROWS, TB)
         tl.debug_barrier()
@@ -153,7 +157,7 @@ def linear_dot_kernel(
             finish_dot(
                 acc,
                 square_sums,
-                norm_weight,
+                NORM,
                 first,
                 residual,
                 out,
@@ -172,9 +176,9 @@ def linear_dot_kernel(
 
 @triton.jit
 def finish_dot(
-    acc, square_sums, norm_weight, first, residual, out, residual_stride, out_stride, eps, TOKENS, TB, ROWS, N, K, GATED
+    acc, square_sums, NORM: tl.constexpr, first, residual, out, residual_stride, out_stride, eps, TOKENS, TB, ROWS, N, K, GATED
 ):
-    if norm_weight is not None:
+    if NORM:
         acc *= tl.rsqrt(square_sums / K + eps)[None, :]
     finish(tl.trans(acc), first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N, GATED)
 
