@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ class PdserveError(Exception):
     """Base of every error a peer or client may see. str() is the status message."""
 
     status = grpc.StatusCode.INTERNAL
+    retry_after: timedelta | None = None
 
     @property
     def log_text(self) -> str:
@@ -79,6 +81,11 @@ class ResourceExhausted(PdserveError):
     """A bounded queue or pool is full: says the limit."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, *, retry_after: timedelta | None = None) -> None:
+        """retry_after: when to try again, which the client is told as google.rpc.RetryInfo."""
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Unavailable(PdserveError):

@@ -204,6 +204,7 @@ def profile_to_pb(profile: WorkerProfile) -> registry_pb2.WorkerProfile:
         max_running=profile.max_running,
         version=profile.version,
         local_prefill=profile.local_prefill,
+        chunk_tokens=profile.chunk_tokens,
     )
 
 
@@ -221,6 +222,7 @@ def profile_from_pb(pb: registry_pb2.WorkerProfile) -> WorkerProfile:
         max_running=pb.max_running,
         version=pb.version,
         local_prefill=pb.local_prefill,
+        chunk_tokens=pb.chunk_tokens,
     )
 
 

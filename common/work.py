@@ -90,7 +90,8 @@ class PageCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerProfile:
-    """What does not change while a worker runs. local_prefill: a decode worker that computes prompts too, and is placed alone."""
+    """What does not change while a worker runs. local_prefill: a decode worker that computes prompts too, and is placed alone.
+    chunk_tokens: most prompt tokens it computes in one step; 0: none, or not known."""
 
     worker_id: str
     role: Role
@@ -101,6 +102,7 @@ class WorkerProfile:
     max_running: int
     version: str
     local_prefill: bool = False
+    chunk_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -191,4 +191,5 @@ def _profile(config: Config, worker: DecodeWorker, engine: EngineDescription, ad
         max_running=config.max_running,
         version=VERSION,
         local_prefill=config.prefills,
+        chunk_tokens=config.chunk_tokens if config.prefills else 0,
     )

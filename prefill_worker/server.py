@@ -158,6 +158,7 @@ class PrefillServer:
             total_pages=engine.pool_pages,
             max_running=self._config.max_running,
             version=VERSION,
+            chunk_tokens=self._config.chunk_tokens,
         )
 
     def _make_engine(self, on_event: Callable[[Any], None]) -> EngineHandle:

@@ -5,17 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
+from typing import Protocol
 
 from common.errors import AlreadyExists, PdserveError, ResourceExhausted, Unavailable
 
 
-class Admission:
-    """Bounded by two numbers: max_queue requests without their first token, max_in_flight requests in all."""
+class WaitingLine(Protocol):
+    """What the bounds are asked for when they are met."""
 
-    def __init__(self, *, max_queue: int, max_in_flight: int) -> None:
+    def displace(self, priority: int, tenant: str, error: PdserveError) -> bool:
+        """Refuses one that waits with this error, if there is one that has less of a right to its place than a newcomer."""
+
+    def retry_after(self) -> timedelta:
+        """When a request that came now would have its turn."""
+
+
+class Admission:
+    """Bounded by two numbers: max_queue requests without their first token, max_in_flight requests in all.
+
+    At the first bound a newcomer may take the place of one that waits, if that has a lower priority, or a tenant with more
+    waiting: so that nobody keeps others out by having come first.
+    """
+
+    def __init__(self, *, max_queue: int, max_in_flight: int, line: WaitingLine) -> None:
         self._max_queue = max_queue
         self._max_in_flight = max_in_flight
+        self._line = line
         self._inside: dict[str, Ticket] = {}
         self._queued = 0
         self._closed_because: str | None = None
@@ -41,14 +58,18 @@ class Admission:
         """From now on nobody gets in."""
         self._closed_because = reason
 
-    def enter(self, request_id: str) -> Ticket:
+    def enter(self, request_id: str, *, priority: int = 0, tenant: str = "") -> Ticket:
         """Raises Unavailable when closed, AlreadyExists for a name in use, ResourceExhausted naming the full limit."""
         if self._closed_because is not None:
             raise Unavailable(self._closed_because)
         if request_id in self._inside:
             raise AlreadyExists(f"request_id {request_id!r} is in use by a running request")
-        self._check_room(self._queued, self._max_queue, "wait for their first token", "--max-queue")
-        self._check_room(self.in_flight, self._max_in_flight, "are in flight", "--max-in-flight")
+        if self.in_flight >= self._max_in_flight:
+            raise self._full(self.in_flight, self._max_in_flight, "are in flight", "--max-in-flight")
+        if self._queued >= self._max_queue:
+            full = self._full(self._queued, self._max_queue, "wait for their first token", "--max-queue")
+            if not self._line.displace(priority, tenant, full):
+                raise full
         ticket = self._inside[request_id] = Ticket(self, request_id)
         self._queued += 1
         return ticket
@@ -68,9 +89,10 @@ class Admission:
     def tickets(self) -> list[Ticket]:
         return list(self._inside.values())
 
-    def _check_room(self, count: int, limit: int, which: str, flag: str) -> None:
-        if count >= limit:
-            raise ResourceExhausted(f"{count} requests {which}, the limit is {limit} ({flag}); try again in a second")
+    def _full(self, count: int, limit: int, which: str, flag: str) -> ResourceExhausted:
+        wait = self._line.retry_after()
+        text = f"{count} requests {which}, the limit is {limit} ({flag}); try again in {wait.total_seconds():.0f} s"
+        return ResourceExhausted(text, retry_after=wait)
 
     async def empty(self) -> None:
         """Returns when nobody is inside."""

@@ -11,13 +11,14 @@ from common.engine.pages import pages_for
 from common.errors import DeadlineExceeded
 from router.completion import Completion, Stage
 from router.placement import Ask, Pair
+from router.stake import Stake
 from router.workers import Worker
 
 
 @dataclass(frozen=True)
 class Work:
     """What all attempts at a request share. output_limit: tokens per completion. deadline: time.monotonic() seconds.
-    session: the caller's name for what belongs together; "" for none."""
+    session, tenant: as the caller names them; "" for none."""
 
     router_epoch: int
     request_id: str
@@ -29,6 +30,7 @@ class Work:
     page_size: int
     deadline: float | None
     session: str = ""
+    tenant: str = ""
 
     @property
     def pages(self) -> int:
@@ -52,11 +54,12 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One submission. members: the completions it was for, in order of uid."""
+    """One submission. members: the completions it was for, in order of uid. stake: what it adds to its workers' loads."""
 
     number: int
     pair: Pair
     members: tuple[Completion, ...]
+    stake: Stake
 
     def is_on(self, worker: Worker, stage: Stage) -> bool:
         """Whether the worker has a part in it for a completion in this stage."""

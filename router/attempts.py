@@ -6,11 +6,9 @@ prompt and the tokens there already are. One leg's fault cancels the other at on
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from common.engine.pages import pages_for
 from common.errors import PdserveError, Unavailable
 from common.rpc.gen.pdserve.v1 import prefill_pb2
 from common.wire import ids_to_bytes, req_pb
@@ -22,6 +20,9 @@ from router.dispatch import Dispatch
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
 from router.placement import Pair
+from router.request_queue import RequestQueue
+from router.stake import Stake
+from router.waiter import Place, Waiter
 
 RETRY_SECONDS = 0.1
 """Before the first retry; doubles. A dead worker's session has ended by then, so that the retry goes elsewhere."""
@@ -38,6 +39,7 @@ class Attempts:
         completions: Sequence[Completion],
         *,
         fleet: Fleet,
+        queue: RequestQueue,
         dispatch: Dispatch,
         metrics: RouterMetrics,
         max_attempts: int,
@@ -47,11 +49,13 @@ class Attempts:
         self._work = work
         self._completions = completions
         self._fleet = fleet
+        self._queue = queue
         self._dispatch = dispatch
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._on_error = on_error
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[Waiter, tuple[Completion, ...]] = {}
+        self._place_in_line: Place | None = None
         self._extra = {"request_id": work.request_id}
         self.pair: Pair | None = None
         self.cached_tokens = 0
@@ -65,10 +69,14 @@ class Attempts:
             self.cached_tokens = min(cached_tokens, len(self._work.prompt))
         if self.prefill_started_at is None:
             self.prefill_started_at = now
+        if completion.attempt is not None:
+            completion.attempt.stake.cached(cached_tokens)
 
     def handed_off(self, completion: Completion, now: float) -> None:
         if completion.stage is Stage.PREFILL:
             completion.move_to(Stage.DECODE)
+            assert completion.attempt is not None
+            completion.attempt.stake.joined()
             if completion.handed_off_at is None:
                 completion.handed_off_at = now
 
@@ -98,7 +106,7 @@ class Attempts:
 
     def finished(self, completion: Completion) -> None:
         """Its last token has come: no worker works on it any more."""
-        self._end(completion)
+        self._end(completion, is_computed=True)
 
     def stop(self, completion: Completion) -> None:
         """The client needs no more of it: cancels its work. Others of its group go on."""
@@ -106,36 +114,59 @@ class Attempts:
 
     def close(self) -> None:
         """Cancels whatever is under way. Synchronous, so that a cancelled call cannot cut it short (CAN-11). Idempotent."""
-        for task in self._tasks:
-            task.cancel()
+        for waiter in list(self._waiting):
+            self._leave_line(waiter)
         for completion in self._completions:
             self._cancel(completion)
 
     def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
-        task = asyncio.create_task(self._guard(members, delay))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _guard(self, members: tuple[Completion, ...], delay: float) -> None:
-        try:
-            await self._begin_attempt(members, delay)
-        except Exception as error:
-            # What was stopped meanwhile needs no pair, and others of the request may run on well.
-            if any(member.stage is not Stage.ENDED for member in members):
-                self._on_error(error)
-
-    async def _begin_attempt(self, members: tuple[Completion, ...], delay: float) -> None:
+        """Its first place in line is every attempt's."""
+        first, work = members[0], self._work
+        waiter = Waiter(
+            work.ask(avoid=first.avoid),
+            uid=first.uid,
+            priority=work.priority,
+            tenant=work.tenant,
+            tokens=len(work.prompt) + len(first.token_ids),
+            pages=self._pages(members),
+            deadline=work.deadline,
+            go=lambda pair: self._go(waiter, pair),
+            refuse=lambda error: self._refused(waiter, error),
+            is_begun=first.attempts > 0,
+            place=self._place_in_line and self._place_in_line._replace(uid=first.uid),
+        )
+        self._waiting[waiter] = members
         if delay:
-            await asyncio.sleep(delay)
-        pair = await self._fleet.place(self._work.ask(avoid=members[0].avoid))
-        waiting = tuple(member for member in members if member.stage is Stage.PLACING)
-        if waiting:
-            self._submit_all(waiting, pair)
+            self._queue.enter_later(waiter, delay_seconds=delay)
+        else:
+            self._queue.enter(waiter)
+
+    def _go(self, waiter: Waiter, pair: Pair) -> None:
+        self._place_in_line = self._place_in_line or waiter.place
+        members = tuple(member for member in self._waiting.pop(waiter) if member.stage is Stage.PLACING)
+        try:
+            if members:
+                self._submit_all(members, pair)
+        except PdserveError as error:
+            self._on_error(error)
+
+    def _refused(self, waiter: Waiter, error: PdserveError) -> None:
+        # What was stopped meanwhile needs no pair, and others of the request may run on well.
+        if any(member.stage is not Stage.ENDED for member in self._waiting.pop(waiter)):
+            self._on_error(error)
+
+    def _leave_line(self, waiter: Waiter) -> None:
+        del self._waiting[waiter]
+        self._queue.leave(waiter)
+
+    def _pages(self, members: Sequence[Completion]) -> int:
+        """Of a decode worker, to begin with."""
+        length = len(self._work.prompt) + len(members[0].token_ids)
+        return group_pages(prompt_len=length, n=len(members), page_size=self._work.page_size)
 
     def _submit_all(self, members: tuple[Completion, ...], pair: Pair) -> None:
         """As one group, unless the decode worker could never reserve for all of them together."""
-        pages = group_pages(prompt_len=len(self._work.prompt), n=len(members), page_size=self._work.page_size)
-        if pair.decode is not None and pages > pair.decode.profile.total_pages:
+        if pair.decode is not None and self._pages(members) > pair.decode.profile.total_pages:
             for member in members:
                 self._submit((member,), pair)
         else:
@@ -143,20 +174,20 @@ class Attempts:
 
     def _submit(self, members: tuple[Completion, ...], pair: Pair) -> None:
         deadline_ms = self._work.deadline_ms()
-        attempt = Attempt(members[0].attempts + 1, pair, members)
+        attempt = Attempt(members[0].attempts + 1, pair, members, self._stake(members, pair))
         self.pair = pair
         for member in members:
             member.begin(attempt)
             self._dispatch.add(member, self)
         submit = self._message(attempt, deadline_ms)
-        tokens = len(submit.req.input_ids) // 4
-        pair.prefill.note_sent(requests=0 if pair.is_alone else 1, tokens=tokens, pages=0)
-        if pair.decode is not None:
-            pair.decode.note_sent(requests=len(members), tokens=0, pages=pages_for(tokens, self._work.page_size))
         self._metrics.attempt_begun()
         log.debug("attempt %d is on %s", attempt.number, " and ".join(sorted(pair.ids)), extra=self._extra)
         if (session := self._fleet.session(pair.prefill)) is not None:
             session.submit(submit)
+
+    def _stake(self, members: tuple[Completion, ...], pair: Pair) -> Stake:
+        tokens = len(self._work.prompt) + len(members[0].token_ids)
+        return Stake(pair, members=len(members), tokens=tokens, pages=self._pages(members), on_freed=self._queue.freed)
 
     def _message(self, attempt: Attempt, deadline_ms: int) -> prefill_pb2.Submit:
         first, work = attempt.members[0], self._work
@@ -183,16 +214,27 @@ class Attempts:
         if cancel:
             self._tell_workers(completion)
         self._dispatch.remove(completion)
+        self._take_back(completion, is_computed=False)
         completion.withdraw()
 
     def _cancel(self, completion: Completion) -> None:
         self._tell_workers(completion)
-        self._end(completion)
+        self._end(completion, is_computed=False)
 
-    def _end(self, completion: Completion) -> None:
+    def _end(self, completion: Completion, *, is_computed: bool) -> None:
         self._dispatch.remove(completion)
-        if completion.stage is not Stage.ENDED:
-            completion.move_to(Stage.ENDED)
+        if completion.stage is Stage.ENDED:
+            return
+        self._take_back(completion, is_computed=is_computed)
+        completion.move_to(Stage.ENDED)
+        for waiter, members in list(self._waiting.items()):
+            if all(member.stage is Stage.ENDED for member in members):
+                self._leave_line(waiter)
+
+    def _take_back(self, completion: Completion, *, is_computed: bool) -> None:
+        """What it adds to its workers' loads."""
+        if completion.attempt is not None:
+            completion.attempt.stake.left(had_joined=completion.stage is Stage.DECODE, is_computed=is_computed)
 
     def _tell_workers(self, completion: Completion) -> None:
         """Cancels its current attempt on each worker that has a part in it."""

@@ -24,6 +24,13 @@ class RouterConfig(SecurityConfig):
     pair_wait: timedelta = option(timedelta(seconds=2), "how long a request waits while there is no pair of workers for it")
     policy: PolicyName = option("least_load", "how workers are chosen for a request (docs/decisions/0014)")
     session_key: str = option("x-session-id", "metadata key that names a request's session, for --policy session")
+    tenant_key: str = option(
+        "x-tenant-id", "metadata key that names whose request it is: tenants share the prefill workers evenly"
+    )
+    queue_tokens: int | None = option(
+        None, "prompt tokens a prefill worker should have to compute; more wait here; unset: two of its steps, at least 2048"
+    )
+    queue_wait: timedelta = option(timedelta(minutes=10), "how long a request waits for a worker with room, at most")
     worker_silence: timedelta = option(timedelta(seconds=10), "a worker that reports nothing for so long is taken for lost")
     grace: timedelta = option(timedelta(seconds=30), "time for running requests to finish in when the router is stopped")
     metrics_port: int | None = option(None, "port of the Prometheus metrics on 127.0.0.1; unset: none")
@@ -42,6 +49,11 @@ class RouterConfig(SecurityConfig):
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.max_context is not None and self.max_context < 2:
             raise ValueError(f"--max-context must be at least 2, got {self.max_context}")
+        if self.queue_tokens is not None and self.queue_tokens < 1:
+            raise ValueError(f"--queue-tokens must be at least 1, got {self.queue_tokens}")
+        if self.queue_wait <= timedelta(0):
+            raise ValueError(f"--queue-wait must be more than 0, got {self.queue_wait}")
         check_key("--session-key", self.session_key)
+        check_key("--tenant-key", self.tenant_key)
         if self.worker_silence < timedelta(seconds=2):
             raise ValueError("--worker-silence must be at least 2s: workers report every 500 ms")

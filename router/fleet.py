@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from common.errors import Unavailable
 from common.rpc.channels import Connect, make_channel
-from router.placement import Ask, Pair, Seats, seats_for
+from router.placement import Ask, seats_for
 from router.policies import Placer
 from router.registry import Registry
 from router.sessions import Session, SessionReceiver
@@ -34,7 +34,7 @@ class Fleet:
     ) -> None:
         """placer: chooses among the workers that can take a request. pair_wait: how long a request waits while there are none."""
         self.registry = registry
-        self._placer = placer
+        self.placer = placer
         self._epoch = epoch
         self._receiver = receiver
         self._pair_wait = pair_wait
@@ -59,11 +59,14 @@ class Fleet:
         else:
             task.cancel()
         task.add_done_callback(lambda _: self._forget(worker))
-        self._placer.left(worker.id)
+        self.placer.left(worker.id)
 
     def changed(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def reported(self) -> None:
+        pass
 
     @property
     def is_ready(self) -> bool:
@@ -74,17 +77,12 @@ class Fleet:
         """None once the worker is gone."""
         return self._sessions.get(worker)
 
-    async def place(self, ask: Ask) -> Pair:
-        """The pair for a request, as the policy chooses; waits as until_placeable does."""
-        return self._placer.choose(await self.until_placeable(ask), ask)
-
-    async def until_placeable(self, ask: Ask) -> Seats:
-        """The workers that can take it; waits a little for some. Raises Unavailable saying why there are none."""
+    async def until_placeable(self, ask: Ask) -> None:
+        """Returns once there are workers that can take it; waits a little. Raises Unavailable saying why there are none."""
         try:
             async with asyncio.timeout(self._pair_wait.total_seconds()):
-                while (seats := seats_for(self.registry.live, ask)) is None:
+                while seats_for(self.registry.live, ask) is None:
                     await self._changed.wait()
-                return seats
         except TimeoutError:
             raise Unavailable(f"no prefill and decode pair: {self._why_none(ask)}") from None
 
@@ -93,7 +91,7 @@ class Fleet:
         sessions = [self._sessions[worker] for worker in self.registry.live]
         flushes = [session.flush_prefix_cache(timeout=timeout.total_seconds()) for session in sessions]
         results = await asyncio.gather(*flushes, return_exceptions=True)
-        self._placer.flushed()
+        self.placer.flushed()
         for result in results:
             if isinstance(result, BaseException):
                 raise result

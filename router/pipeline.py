@@ -29,6 +29,7 @@ from router.journey import Journey, Write
 from router.metrics import RouterMetrics
 from router.output import Output
 from router.pacing import Outlet
+from router.request_queue import RequestQueue
 from router.served_model import ServedModel
 from router.stopwatch import Stopwatch
 from router.text_stream import TextStream
@@ -49,6 +50,7 @@ class Pipeline:
         model: ServedModel,
         admission: Admission,
         fleet: Fleet,
+        queue: RequestQueue,
         dispatch: Dispatch,
         metrics: RouterMetrics,
         epoch: int,
@@ -58,6 +60,7 @@ class Pipeline:
         self._model = model
         self._admission = admission
         self._fleet = fleet
+        self._queue = queue
         self._dispatch = dispatch
         self._metrics = metrics
         self._epoch = epoch
@@ -79,7 +82,7 @@ class Pipeline:
             request = validate(pb, self.limits)
             name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
             await self._admission.left(name, within_seconds=GOODBYE_SECONDS)
-            with self._admission.enter(name) as ticket:
+            with self._admission.enter(name, priority=request.priority, tenant=caller.tenant) as ticket:
                 journey = await self._prepare(request, ticket, usage, caller)
                 del request  # Its list of ids would be the largest thing a long stream holds.
                 try:
@@ -144,6 +147,7 @@ class Pipeline:
             page_size=page_size,
             deadline=caller.deadline,
             session=caller.session,
+            tenant=caller.tenant,
         )
 
     def _journey(self, request: ValidRequest, work: Work, arrived_at: float) -> Journey:
@@ -161,6 +165,7 @@ class Pipeline:
             work,
             completions,
             fleet=self._fleet,
+            queue=self._queue,
             dispatch=self._dispatch,
             metrics=self._metrics,
             max_attempts=self._max_attempts,

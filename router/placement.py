@@ -6,7 +6,7 @@ Which of them takes it is a policy's choice (router/policies). A worker with loc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from router.workers import Worker
@@ -57,6 +57,15 @@ class Seats(NamedTuple):
     decodes: tuple[Worker, ...]
     alone: tuple[Worker, ...]
 
+    @classmethod
+    def of(
+        cls, prefills: tuple[Worker, ...], decodes: tuple[Worker, ...], alone: tuple[Worker, ...], *, needs_decode: bool
+    ) -> Seats | None:
+        """None if there is no choice."""
+        if needs_decode and not (prefills and decodes):
+            prefills, decodes = (), ()
+        return cls(prefills, decodes, alone) if prefills or alone else None
+
     @property
     def firsts(self) -> tuple[Worker, ...]:
         """Whoever may compute the prompt."""
@@ -68,30 +77,24 @@ class Seats(NamedTuple):
         def fresh(group: tuple[Worker, ...]) -> tuple[Worker, ...]:
             return tuple(worker for worker in group if worker.id not in avoid)
 
-        return _seats(fresh(self.prefills), fresh(self.decodes), fresh(self.alone), bool(self.decodes))
+        return Seats.of(fresh(self.prefills), fresh(self.decodes), fresh(self.alone), needs_decode=bool(self.decodes))
 
 
-def seats_for(workers: Sequence[Worker], ask: Ask) -> Seats | None:
+def placeable(workers: Iterable[Worker]) -> list[Worker]:
+    """In order of id."""
+    return sorted((worker for worker in workers if worker.is_placeable), key=lambda worker: worker.id)
+
+
+def seats_for(workers: Iterable[Worker], ask: Ask) -> Seats | None:
     """None while there is no placeable worker of a needed role whose pool can hold the request."""
-    usable = sorted(
-        (worker for worker in workers if worker.is_placeable and worker.profile.total_pages >= ask.pages),
-        key=lambda worker: worker.id,
-    )
+    usable = [worker for worker in placeable(workers) if worker.profile.total_pages >= ask.pages]
     alone = tuple(worker for worker in usable if worker.profile.local_prefill)
     prefills = tuple(worker for worker in usable if worker.role == "prefill")
     decodes = tuple(worker for worker in usable if worker.role == "decode" and not worker.profile.local_prefill)
-    found = _seats(prefills, decodes if ask.needs_decode else (), alone, ask.needs_decode)
+    found = Seats.of(prefills, decodes if ask.needs_decode else (), alone, needs_decode=ask.needs_decode)
     if found is None or not ask.avoid:
         return found
     return found.without(ask.avoid) or _least_bad(found, ask.avoid)
-
-
-def _seats(
-    prefills: tuple[Worker, ...], decodes: tuple[Worker, ...], alone: tuple[Worker, ...], needs_decode: bool
-) -> Seats | None:
-    if needs_decode and not (prefills and decodes):
-        prefills, decodes = (), ()
-    return Seats(prefills, decodes, alone) if prefills or alone else None
 
 
 def _least_bad(seats: Seats, avoid: frozenset[str]) -> Seats:

@@ -33,6 +33,9 @@ class Readiness:
     def left(self, worker: Worker, *, with_last_words: bool) -> None:
         pass
 
+    def reported(self) -> None:
+        pass
+
     def close(self) -> None:
         """The router is going: workers that leave it from now on are no news."""
         self._is_closed = True

@@ -30,6 +30,9 @@ class RegistryListener(Protocol):
     def changed(self) -> None:
         """A worker's state may have changed; also after joined and left."""
 
+    def reported(self) -> None:
+        """A worker has reported its load."""
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -84,6 +87,8 @@ class Registry:
         if worker.state is not before:
             log.info("%s is %s", worker, worker.state)
             self.notify()
+        for listener in self._listeners:
+            listener.reported()
 
     def leave(self, worker: Worker, reason: str, *, with_last_words: bool = False) -> None:
         """The worker's registration ended; with_last_words, by the worker itself. Idempotent."""

@@ -33,6 +33,8 @@ from router.policies import Placer
 from router.readiness import Readiness
 from router.registry import Registry
 from router.registry_servicer import RegistryServicer
+from router.request_queue import RequestQueue
+from router.room import RoomRule
 from router.served_model import ServedModel
 from router.servicer import GenerationServicer
 
@@ -52,7 +54,6 @@ class Router:
         self._listen = config.listen
         self._security = Security(config, client_tokens=config.auth_token_file, max_calls_per_client=config.max_calls_per_client)
         model = ServedModel(ModelDir.open(config.model, need_weights=False), max_context=config.max_context)
-        self.admission = Admission(max_queue=config.max_queue, max_in_flight=config.max_in_flight)
         self.dispatch = Dispatch()
         self.registry = Registry(fingerprint=model.fingerprint)
         self.fleet = Fleet(
@@ -63,10 +64,13 @@ class Router:
             pair_wait=config.pair_wait,
             connect=self._security.connect,
         )
+        self.queue = RequestQueue(self.fleet, rule=RoomRule(config.queue_tokens), longest_wait=config.queue_wait)
+        self.admission = Admission(max_queue=config.max_queue, max_in_flight=config.max_in_flight, line=self.queue)
         pipeline = Pipeline(
             model=model,
             admission=self.admission,
             fleet=self.fleet,
+            queue=self.queue,
             dispatch=self.dispatch,
             metrics=metrics,
             epoch=epoch,
@@ -81,7 +85,7 @@ class Router:
         )
         self._server = self._security.make_server()
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))
-        keys = CallerKeys(session=config.session_key)
+        keys = CallerKeys(session=config.session_key, tenant=config.tenant_key)
         self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, caller_keys=keys, version=VERSION)
         self._readiness: Readiness
         self._registration = RegistryServicer(self.registry, epoch=epoch, silence=config.worker_silence)

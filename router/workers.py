@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from common.work import Role, WorkerLoad, WorkerProfile
+from router.estimate import Estimate
+from router.pace import Pace
 
 
 class WorkerState(StrEnum):
@@ -17,17 +19,17 @@ class WorkerState(StrEnum):
 
 
 @dataclass
-class Sent:
-    """Work sent to a worker since its last report, which therefore does not show it yet."""
+class Coming:
+    """Work of this router that is on its way to a decode worker, still being prefilled: it may not know of it yet."""
 
     requests: int = 0
-    tokens: int = 0
     pages: int = 0
 
 
 @dataclass(eq=False)
 class Worker:
-    """load: as last reported.
+    """load: as last reported. tokens, completions, pages: the same, corrected: prompt tokens still to compute, what runs or
+    waits, pages in use. coming: not part of those. pace: at which it computes prompts.
     has_session: its Session stream stands, so that it takes work from this router.
     trouble: why it has none; "" while nothing is known.
     lost_at, lost_because: clock seconds and reason of its registration's end; None and "" while registered.
@@ -35,7 +37,11 @@ class Worker:
 
     profile: WorkerProfile
     load: WorkerLoad = field(default_factory=WorkerLoad)
-    sent: Sent = field(default_factory=Sent)
+    tokens: Estimate = field(default_factory=Estimate)
+    completions: Estimate = field(default_factory=Estimate)
+    pages: Estimate = field(default_factory=Estimate)
+    coming: Coming = field(default_factory=Coming)
+    pace: Pace = field(default_factory=Pace)
     has_session: bool = False
     trouble: str = ""
     lost_at: float | None = None
@@ -60,20 +66,28 @@ class Worker:
         return self.has_session and self.state is WorkerState.READY
 
     @property
+    def computes_prompts(self) -> bool:
+        return self.role == "prefill" or self.profile.local_prefill
+
+    @property
     def requests(self) -> int:
         """Completions it runs or has waiting."""
-        return self.load.running + self.load.waiting + self.sent.requests
+        return round(self.completions.value) + self.coming.requests
+
+    @property
+    def ours(self) -> tuple[int, int, int]:
+        """This router's part in its prompt tokens, completions and pages; nothing while it has nothing there."""
+        return self.tokens.ours, self.completions.ours + self.coming.requests, self.pages.ours + self.coming.pages
 
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens it has still to compute."""
-        return self.load.queued_tokens + self.sent.tokens
+        return round(self.tokens.value)
 
     @property
     def available_pages(self) -> int:
-        """Free ones and those that its prefix cache would give up; all of them before its first report."""
-        pages = self.load.pages
-        return (pages.free + pages.cached if pages.total else self.profile.total_pages) - self.sent.pages
+        """Free ones and those that its prefix cache would give up, less those spoken for; below 0 if more are."""
+        return self.profile.total_pages - round(self.pages.value) - self.coming.pages
 
     @property
     def fullness(self) -> float:
@@ -83,14 +97,10 @@ class Worker:
         return max(places, 1 - self.available_pages / max(1, self.profile.total_pages))
 
     def report(self, load: WorkerLoad) -> None:
-        """Takes a load report, which shows what was sent before it."""
         self.load = load
-        self.sent = Sent()
-
-    def note_sent(self, *, requests: int, tokens: int, pages: int) -> None:
-        self.sent.requests += requests
-        self.sent.tokens += tokens
-        self.sent.pages += pages
+        self.tokens.report(load.queued_tokens)
+        self.completions.report(load.running + load.waiting)
+        self.pages.report(load.pages.held + load.pages.quarantined)
 
     def __str__(self) -> str:
         return f"{self.role} worker {self.id} at {self.profile.address}"

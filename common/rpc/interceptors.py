@@ -1,11 +1,13 @@
 """From an exception in a handler to the call's status, in one place; each is logged once.
 
 | raised                         | status                    | logged              |
-| a PdserveError                 | its own, with its text    | one line            |
+| a PdserveError                 | its own, with its text [1]| one line            |
 | CancelledError, client gone    | (nobody listens)          | nothing             |
 | CancelledError, ours           | UNAVAILABLE               | at debug level      |
 | grpc's, of a call that ended   | (nobody listens)          | nothing             |
 | anything else                  | INTERNAL "internal error" | with its traceback  |
+
+[1] and when to try again, if it says so (common/rpc/retry_info.py)
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import grpc
 
 from common.errors import PdserveError
 from common.rpc.handlers import rewrap
+from common.rpc.retry_info import status_of
 
 # A status message travels in a header, and peers refuse headers beyond some KiB.
 MAX_MESSAGE_CHARS = 1000
@@ -80,15 +84,23 @@ async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException
         raise asyncio.CancelledError("the call has ended already") from error
     if isinstance(error, PdserveError):
         log.info("%s: %s: %s", method, error.status.name, error.log_text, extra=extra)
-        await _abort(context, error, error.status, _shortened(str(error)))
+        await _abort(context, error, error.status, _shortened(str(error)), retry_after=error.retry_after)
     log.error("%s failed", method, exc_info=error, extra=extra)
     await _abort(context, error, grpc.StatusCode.INTERNAL, "internal error")
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException, code: grpc.StatusCode, text: str) -> NoReturn:
+async def _abort(
+    context: grpc.aio.ServicerContext[Any, Any],
+    error: BaseException,
+    code: grpc.StatusCode,
+    text: str,
+    *,
+    retry_after: timedelta | None = None,
+) -> NoReturn:
     """Aborts the call; one that has ended meanwhile (its deadline passed) has nobody left to tell (CAN-10)."""
+    details = () if retry_after is None else status_of(code, text, retry_after).trailing_metadata
     try:
-        await context.abort(code, text)
+        await context.abort(code, text, details)
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError as gone:

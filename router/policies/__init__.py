@@ -1,7 +1,7 @@
 """How the router chooses among the workers that can take a request: one module per policy, and their table.
 
-A policy is a function (seats, ask, state) -> (pair, state); what it remembers between calls is a value of its own. The Placer
-keeps that value.
+A policy is a pure function (seats, ask, state) -> pair, and one that gives the next state once that pair has got the request; for
+a choice may be made for a request that has to wait. The Placer keeps the state.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from router.placement import Ask, Pair, Seats
 from router.policies.least_load import least_load
-from router.policies.power_of_two import power_of_two
-from router.policies.prefix import prefix
+from router.policies.power_of_two import after_draws, power_of_two
+from router.policies.prefix import after_prefix, prefix
 from router.policies.prefix_map import PrefixMap
-from router.policies.round_robin import Turn, round_robin
+from router.policies.round_robin import Turn, after_turn, round_robin
 from router.policies.session import session
 
 PolicyName = Literal["least_load", "power_of_two", "round_robin", "prefix", "session"]
@@ -23,18 +23,21 @@ PolicyName = Literal["least_load", "power_of_two", "round_robin", "prefix", "ses
 
 @dataclass(frozen=True)
 class Policy:
-    """first_state: from 64 random bits."""
+    """first_state: from 64 random bits. after(pair, ask, state): the next one.
+    has_homes: a request does better at the chosen workers than at others, so it may be worth waiting for them a little."""
 
-    choose: Callable[[Seats, Ask, Any], tuple[Pair, Any]]
+    choose: Callable[[Seats, Ask, Any], Pair]
     first_state: Callable[[int], Any] = lambda seed: None
+    after: Callable[[Pair, Ask, Any], Any] = lambda pair, ask, state: state
+    has_homes: bool = False
 
 
 POLICIES: dict[PolicyName, Policy] = {
     "least_load": Policy(least_load),
-    "power_of_two": Policy(power_of_two, lambda seed: seed),
-    "round_robin": Policy(round_robin, lambda seed: Turn()),
-    "prefix": Policy(prefix, lambda seed: PrefixMap()),
-    "session": Policy(session),
+    "power_of_two": Policy(power_of_two, lambda seed: seed, after_draws),
+    "round_robin": Policy(round_robin, lambda seed: Turn(), after_turn),
+    "prefix": Policy(prefix, lambda seed: PrefixMap(), after_prefix, has_homes=True),
+    "session": Policy(session, has_homes=True),
 }
 
 
@@ -45,9 +48,16 @@ class Placer:
         self._policy = POLICIES[name]
         self._state = self._policy.first_state(seed)
 
+    @property
+    def has_homes(self) -> bool:
+        return self._policy.has_homes
+
     def choose(self, seats: Seats, ask: Ask) -> Pair:
-        pair, self._state = self._policy.choose(seats, ask, self._state)
-        return pair
+        return self._policy.choose(seats, ask, self._state)
+
+    def took(self, pair: Pair, ask: Ask) -> None:
+        """The chosen pair has got the request."""
+        self._state = self._policy.after(pair, ask, self._state)
 
     def left(self, worker_id: str) -> None:
         """The worker is gone."""

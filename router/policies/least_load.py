@@ -13,14 +13,14 @@ from router.placement import Ask, Pair, Seats
 from router.workers import Worker
 
 
-def least_load(seats: Seats, ask: Ask, state: None = None) -> tuple[Pair, None]:
+def least_load(seats: Seats, ask: Ask, state: None = None) -> Pair:
     """A policy (router/policies) without a state."""
     if not ask.needs_decode:
-        return Pair(least_queued(seats.firsts), None), None
+        return Pair(least_queued(seats.firsts), None)
     pairs = [Pair(worker, worker) for worker in seats.alone]
     if seats.prefills:
         pairs.append(Pair(least_queued(seats.prefills), least_full(seats.decodes)))
-    return min(pairs, key=_pair_load), None
+    return min(pairs, key=_pair_load)
 
 
 def with_decode(first: Worker, seats: Seats, ask: Ask) -> Pair:

@@ -16,13 +16,18 @@ from router.workers import Worker
 MASK = (1 << 64) - 1
 
 
-def power_of_two(seats: Seats, ask: Ask, state: int) -> tuple[Pair, int]:
+def power_of_two(seats: Seats, ask: Ask, state: int) -> Pair:
     """A policy (router/policies). state: of the random numbers, 64 bits."""
-    first, state = _of_two(seats.firsts, prefill_load, state)
+    bits, state = draw(state)
+    first = _of_two(seats.firsts, prefill_load, bits)
     if not ask.needs_decode or first.profile.local_prefill:
-        return Pair(first, first if ask.needs_decode else None), state
-    decode, state = _of_two(seats.decodes, decode_load, state)
-    return Pair(first, decode), state
+        return Pair(first, first if ask.needs_decode else None)
+    bits, _ = draw(state)
+    return Pair(first, _of_two(seats.decodes, decode_load, bits))
+
+
+def after_draws(pair: Pair, ask: Ask, state: int) -> int:
+    return draw(draw(state)[1])[1]
 
 
 def draw(state: int) -> tuple[int, int]:
@@ -34,11 +39,10 @@ def draw(state: int) -> tuple[int, int]:
     return z ^ (z >> 31), state
 
 
-def _of_two(workers: Sequence[Worker], load: Callable[[Worker], Any], state: int) -> tuple[Worker, int]:
+def _of_two(workers: Sequence[Worker], load: Callable[[Worker], Any], bits: int) -> Worker:
     """Two different ones, where there are two."""
     if len(workers) == 1:
-        return workers[0], state
-    bits, state = draw(state)
+        return workers[0]
     one = (bits >> 32) % len(workers)
     other = (one + 1 + (bits & 0xFFFFFFFF) % (len(workers) - 1)) % len(workers)
-    return min(workers[one], workers[other], key=load), state
+    return min(workers[one], workers[other], key=load)

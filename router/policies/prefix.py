@@ -20,12 +20,12 @@ KEY_TOKENS = 256
 """Leading tokens, at most, that say where a prefix is at home."""
 
 
-def prefix(seats: Seats, ask: Ask, state: PrefixMap) -> tuple[Pair, PrefixMap]:
-    """A policy (router/policies). state: takes note of where the prompt goes."""
+def prefix(seats: Seats, ask: Ask, state: PrefixMap) -> Pair:
+    """A policy (router/policies)."""
     tokens = block_tokens(seats.firsts[0].profile.compatibility.page_size)
     blocks = blocks_of(ask.prompt, tokens=tokens)
     if not blocks:
-        return least_load(seats, ask)[0], state
+        return least_load(seats, ask)
     key_blocks = max(1, min(len(blocks), KEY_TOKENS // tokens))
     allowed = within({w.id: w.queued_tokens for w in seats.firsts}, added=len(ask.prompt), floor=IDLE_TOKENS)
     home = heaviest(blocks[key_blocks - 1], allowed)
@@ -35,6 +35,13 @@ def prefix(seats: Seats, ask: Ask, state: PrefixMap) -> tuple[Pair, PrefixMap]:
         return worker.queued_tokens - cached * tokens, worker.id != home, worker.id
 
     first = min((worker for worker in seats.firsts if worker.id in allowed), key=cost)
-    pool = first.profile
-    state.note(first.id, blocks, capacity=pool.total_pages * pool.compatibility.page_size // tokens)
-    return with_decode(first, seats, ask), state
+    return with_decode(first, seats, ask)
+
+
+def after_prefix(pair: Pair, ask: Ask, state: PrefixMap) -> PrefixMap:
+    """The same map, which has taken note of where the prompt has gone."""
+    pool = pair.prefill.profile
+    tokens = block_tokens(pool.compatibility.page_size)
+    capacity = pool.total_pages * pool.compatibility.page_size // tokens
+    state.note(pair.prefill.id, blocks_of(ask.prompt, tokens=tokens), capacity=capacity)
+    return state

@@ -19,14 +19,18 @@ class Turn(NamedTuple):
     decode: str = ""
 
 
-def round_robin(seats: Seats, ask: Ask, state: Turn) -> tuple[Pair, Turn]:
+def round_robin(seats: Seats, ask: Ask, state: Turn) -> Pair:
     """A policy (router/policies)."""
     first = _next(seats.firsts, state.prefill)
-    state = state._replace(prefill=first.id)
     if not ask.needs_decode or first.profile.local_prefill:
-        return Pair(first, first if ask.needs_decode else None), state
-    decode = _next(seats.decodes, state.decode)
-    return Pair(first, decode), state._replace(decode=decode.id)
+        return Pair(first, first if ask.needs_decode else None)
+    return Pair(first, _next(seats.decodes, state.decode))
+
+
+def after_turn(pair: Pair, ask: Ask, state: Turn) -> Turn:
+    """Workers that are pairs alone take turns with the prefill workers."""
+    decode = state.decode if pair.decode is None or pair.is_alone else pair.decode.id
+    return Turn(pair.prefill.id, decode)
 
 
 def _next(workers: Sequence[Worker], last: str) -> Worker:

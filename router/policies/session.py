@@ -19,15 +19,15 @@ IDLE_FULLNESS = 0.25
 """Up to which a decode worker counts as idle: a quarter of its batch costs a step little."""
 
 
-def session(seats: Seats, ask: Ask, state: None = None) -> tuple[Pair, None]:
+def session(seats: Seats, ask: Ask, state: None = None) -> Pair:
     """A policy (router/policies) without a state."""
     if not ask.session:
         return least_load(seats, ask)
     key = ask.session.encode()
     first = _home(key, seats.firsts, lambda worker: worker.queued_tokens, added=len(ask.prompt), floor=IDLE_TOKENS)
     if not ask.needs_decode or first.profile.local_prefill:
-        return Pair(first, first if ask.needs_decode else None), None
-    return Pair(first, _home(key, seats.decodes, lambda worker: worker.fullness, added=0, floor=IDLE_FULLNESS)), None
+        return Pair(first, first if ask.needs_decode else None)
+    return Pair(first, _home(key, seats.decodes, lambda worker: worker.fullness, added=0, floor=IDLE_FULLNESS))
 
 
 def _home(key: bytes, workers: Sequence[Worker], load: Callable[[Worker], float], *, added: float, floor: float) -> Worker:

@@ -7,14 +7,14 @@ chose.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, work_pb2
 from common.wire import key_from_pb
-from common.work import Role
+from common.work import Role, WorkerLoad
 from common.work_key import WorkKey
 from tests.helpers.fake_request import FakeRequest
 from tests.helpers.fake_worker import FakeWorker
@@ -36,13 +36,18 @@ class FakePrefill(FakeWorker):
         self._cached_tokens = cached_tokens
         self._tasks: dict[tuple[int, int, int], asyncio.Task[None]] = {}
         self._group_size: dict[tuple[int, int, int], int] = {}
+        self._tokens: dict[tuple[int, int, int], int] = {}
 
     def is_idle(self) -> bool:
         return not self._tasks
 
+    def report(self) -> WorkerLoad:
+        return replace(self.load, queued_tokens=self.load.queued_tokens + sum(self._tokens[key] for key in self._tasks))
+
     def submitted(self, submit: prefill_pb2.Submit) -> None:
         self.submits.append(submit)
         key = key_from_pb(submit.req.key)
+        self._tokens[key] = len(submit.req.input_ids) // 4
         self._group_size[key] = max(1, submit.req.n)
         task = self._tasks[key] = asyncio.create_task(self._prefill(submit, key))
         task.add_done_callback(lambda _: self._tasks.pop(key, None))

@@ -102,6 +102,9 @@ class RouterStand:
         def idle() -> bool:
             assert self.router.admission.in_flight == 0, f"{self.router.admission.in_flight} requests are in flight"
             assert len(self.router.dispatch) == 0, f"{len(self.router.dispatch)} completions are still dispatched to"
+            assert len(self.router.queue) == 0, f"{len(self.router.queue)} requests wait for their turn"
+            loads = {worker.id: worker.ours for worker in self.router.registry.live if any(worker.ours)}
+            assert not loads, f"the router thinks that it has tokens, completions, pages on {loads}"
             busy = [worker.worker_id for worker in self.workers if not worker.is_idle()]
             assert not busy, f"work is left on {busy}"
             return True

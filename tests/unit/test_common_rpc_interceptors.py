@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from typing import Any
 
 import grpc
 import pytest
 
-from common.errors import AlreadyExists, InvalidRequest, Unavailable
+from common.errors import AlreadyExists, InvalidRequest, ResourceExhausted, Unavailable
 from common.rpc.channels import error_of
 from common.rpc.interceptors import MAX_MESSAGE_CHARS
 from tests.helpers.rpc import KINDS, call, serving
+from tests.helpers.status_details import retry_after
 
 Handler = Callable[[Any, Any], Any]
 
@@ -196,3 +198,11 @@ def test_a_refusal_is_logged_without_the_text_that_it_quotes_to_the_client() -> 
     assert "secret" in str(quoted) and quoted.log_text == "chat cannot be rendered"
     assert InvalidRequest("top_p", "must be in (0, 1]", 1.5).log_text == "top_p must be in (0, 1], got 1.5"
     assert Unavailable("decode-1 is gone").log_text == "decode-1 is gone"
+
+
+async def test_a_refusal_that_knows_when_to_try_again_says_so_in_its_details_cap_06() -> None:
+    full = ResourceExhausted("3 wait, the limit is 3", retry_after=timedelta(seconds=2, milliseconds=500))
+    error = await failure("unary_unary", raiser(full))
+    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "3 wait, the limit is 3")
+    assert retry_after(error) == timedelta(seconds=2.5)
+    assert retry_after(await failure("unary_unary", raiser(ResourceExhausted("full")))) is None

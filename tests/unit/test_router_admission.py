@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -12,8 +13,30 @@ from router.admission import Admission
 pytestmark = pytest.mark.unit
 
 
+class Nobody:
+    """A line in which nobody waits."""
+
+    def displace(self, priority: int, tenant: str, error: PdserveError) -> bool:
+        return False
+
+    def retry_after(self) -> timedelta:
+        return timedelta(seconds=7)
+
+
+class OneBetter(Nobody):
+    """Somebody waits who has less of a right than everybody of a priority above 0."""
+
+    def __init__(self) -> None:
+        self.refused: list[PdserveError] = []
+
+    def displace(self, priority: int, tenant: str, error: PdserveError) -> bool:
+        if priority > 0:
+            self.refused.append(error)
+        return priority > 0
+
+
 def test_a_name_is_taken_until_its_owner_leaves() -> None:
-    admission = Admission(max_queue=9, max_in_flight=9)
+    admission = Admission(line=Nobody(), max_queue=9, max_in_flight=9)
     with admission.enter("a"), pytest.raises(AlreadyExists, match="'a'"):
         admission.enter("a")
     with admission.enter("a"):
@@ -22,10 +45,11 @@ def test_a_name_is_taken_until_its_owner_leaves() -> None:
 
 
 def test_the_queue_is_bounded_and_a_first_token_makes_room() -> None:
-    admission = Admission(max_queue=2, max_in_flight=3)
+    admission = Admission(line=Nobody(), max_queue=2, max_in_flight=3)
     tickets = [admission.enter(name) for name in "ab"]
-    with pytest.raises(ResourceExhausted, match=r"2 requests wait.*limit is 2 \(--max-queue\); try again"):
+    with pytest.raises(ResourceExhausted, match=r"2 requests wait.*limit is 2 \(--max-queue\); try again in 7 s") as full:
         admission.enter("c")
+    assert full.value.retry_after == timedelta(seconds=7)
     tickets[0].started()
     tickets[0].started()
     assert (admission.queued, admission.streaming) == (1, 1)
@@ -35,22 +59,34 @@ def test_the_queue_is_bounded_and_a_first_token_makes_room() -> None:
         admission.enter("d")
 
 
+def test_a_newcomer_with_more_of_a_right_takes_a_place_in_the_full_queue_but_not_beyond_what_may_be_in_flight() -> None:
+    line = OneBetter()
+    admission = Admission(line=line, max_queue=1, max_in_flight=2)
+    admission.enter("a")
+    with pytest.raises(ResourceExhausted, match="--max-queue"):
+        admission.enter("b", priority=0)
+    admission.enter("b", priority=1)
+    assert ["--max-queue" in str(error) for error in line.refused] == [True]
+    with pytest.raises(ResourceExhausted, match="--max-in-flight"):
+        admission.enter("c", priority=1)
+
+
 def test_a_refused_request_leaves_no_trace() -> None:
-    admission = Admission(max_queue=1, max_in_flight=1)
+    admission = Admission(line=Nobody(), max_queue=1, max_in_flight=1)
     with admission.enter("a"), pytest.raises(ResourceExhausted):
         admission.enter("b")
     assert admission.find("b") is None and admission.in_flight == 0
 
 
 def test_closed_means_nobody_gets_in() -> None:
-    admission = Admission(max_queue=1, max_in_flight=1)
+    admission = Admission(line=Nobody(), max_queue=1, max_in_flight=1)
     admission.close("the router is shutting down")
     with pytest.raises(Unavailable, match="shutting down"):
         admission.enter("a")
 
 
 def test_an_end_asked_for_before_there_was_anything_to_end_is_not_forgotten() -> None:
-    ticket = Admission(max_queue=1, max_in_flight=1).enter("a")
+    ticket = Admission(line=Nobody(), max_queue=1, max_in_flight=1).enter("a")
     ends: list[PdserveError | None] = []
     ticket.end(None)
     ticket.attach(ends.append)
@@ -59,7 +95,7 @@ def test_an_end_asked_for_before_there_was_anything_to_end_is_not_forgotten() ->
 
 
 async def test_empty_returns_when_the_last_one_left() -> None:
-    admission = Admission(max_queue=5, max_in_flight=5)
+    admission = Admission(line=Nobody(), max_queue=5, max_in_flight=5)
     await asyncio.wait_for(admission.empty(), 0.1)
     with admission.enter("a"):
         waiting = asyncio.create_task(admission.empty())
@@ -69,7 +105,7 @@ async def test_empty_returns_when_the_last_one_left() -> None:
 
 
 async def test_a_name_is_waited_for_until_its_holder_leaves_and_no_longer_than_said_can_10() -> None:
-    admission = Admission(max_queue=4, max_in_flight=4)
+    admission = Admission(line=Nobody(), max_queue=4, max_in_flight=4)
     await admission.left("a", within_seconds=60)
     holder = admission.enter("a")
     await admission.left("a", within_seconds=0.01)

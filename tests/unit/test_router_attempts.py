@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from array import array
 from typing import Any
 
@@ -10,38 +10,47 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common.core import SamplingParams
-from common.errors import Unavailable
+from common.errors import DeadlineExceeded, Unavailable
 from router.attempt import Work
 from router.attempts import Attempts
-from router.completion import Completion
+from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.metrics import RouterMetrics
 from router.output import Output
-from router.placement import Ask, Pair
+from router.placement import Pair
+from router.waiter import Place, Waiter
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit
 
 
-class OnePair:
-    """A fleet that has a pair for the first request, and from then on none."""
+class OneTurn:
+    """A queue in which the first request goes at once, and from then on nobody."""
 
     def __init__(self) -> None:
-        self.asked = 0
-        self.given_up = asyncio.Event()
+        self.waiters: list[Waiter] = []
+        self.left: list[Waiter] = []
 
-    async def place(self, ask: Ask) -> Pair:
-        self.asked += 1
-        if self.asked == 1:
-            return Pair(worker("p", "prefill"), worker("d", "decode"))
-        await self.given_up.wait()
-        raise Unavailable("no prefill and decode pair")
+    def enter(self, waiter: Waiter) -> None:
+        if waiter.place is None:
+            waiter.place = Place(-waiter.priority, 0.0, waiter.uid)
+        self.waiters.append(waiter)
+        if len(self.waiters) == 1:
+            waiter.go(Pair(worker("p", "prefill"), worker("d", "decode")))
 
+    def leave(self, waiter: Waiter) -> None:
+        self.left.append(waiter)
+
+    def freed(self, tokens: int) -> None:
+        pass
+
+
+class NoSessions:
     def session(self, worker: Any) -> None:
         return None
 
 
-def make(fleet: Any, errors: list[Exception], *, n: int) -> tuple[Attempts, list[Completion]]:
+def make(queue: Any, errors: list[Exception], *, n: int, deadline: float | None = None) -> tuple[Attempts, list[Completion]]:
     events: Any = None
     completions = [
         Completion(uid=i + 1, number=i, output=Output(None, request_id="r", number=i, logprobs=False), events=events)
@@ -54,14 +63,15 @@ def make(fleet: Any, errors: list[Exception], *, n: int) -> tuple[Attempts, list
         sampling=SamplingParams(seed=1),
         output_limit=8,
         logprobs=None,
-        priority=0,
+        priority=3,
         page_size=4,
-        deadline=None,
+        deadline=deadline,
     )
     attempts = Attempts(
         work,
         completions,
-        fleet=fleet,
+        fleet=NoSessions(),  # type: ignore[arg-type]
+        queue=queue,
         dispatch=Dispatch(),
         metrics=RouterMetrics(CollectorRegistry()),
         max_attempts=3,
@@ -72,26 +82,68 @@ def make(fleet: Any, errors: list[Exception], *, n: int) -> tuple[Attempts, list
 
 @pytest.mark.parametrize("stopped", [True, False])
 async def test_a_completion_that_has_ended_does_not_fail_the_others_for_want_of_a_pair(stopped: bool) -> None:
-    fleet, errors = OnePair(), list[Exception]()
-    attempts, (first, _) = make(fleet, errors, n=2)
+    queue, errors = OneTurn(), list[Exception]()
+    attempts, (first, second) = make(queue, errors, n=2)
     attempts.begin()
-    await asyncio.sleep(0)
+    attempts.handed_off(first, 0.0)
     attempts.retracted(first)
-    await asyncio.sleep(0)
-    assert fleet.asked == 2, "it waits for a pair again"
+    assert len(queue.waiters) == 2, "it waits for a pair again"
+    again = queue.waiters[1]
 
     if stopped:
         attempts.stop(first)  # Its stop string was in what it had.
-    fleet.given_up.set()
-    await asyncio.sleep(0.01)
+        assert queue.left == [again]
+    else:
+        again.refuse(Unavailable("no prefill and decode pair"))
 
-    assert len(errors) == (0 if stopped else 1)
+    assert len(errors) == (0 if stopped else 1) and second.stage is Stage.PREFILL
     attempts.close()
 
 
-async def test_what_is_closed_before_it_is_placed_leaves_nothing_behind(recwarn: pytest.WarningsRecorder) -> None:
-    attempts, _ = make(OnePair(), [], n=1)
+async def test_a_request_that_runs_again_keeps_its_place_and_counts_no_failure() -> None:
+    queue = OneTurn()
+    attempts, (first, second) = make(queue, [], n=2)
+    attempts.begin()
+    for member in (second, first):
+        attempts.handed_off(member, 0.0)
+        attempts.retracted(member)
+    places = [waiter.place for waiter in queue.waiters]
+    assert places == [Place(-3, 0.0, 1), Place(-3, 0.0, 2), Place(-3, 0.0, 1)]
+    assert (first.failures, second.failures) == (0, 0) and [waiter.is_begun for waiter in queue.waiters] == [False, True, True]
+    attempts.close()
+    assert queue.left == queue.waiters[1:]
+
+
+async def test_what_is_closed_before_its_turn_leaves_the_line(recwarn: pytest.WarningsRecorder) -> None:
+    queue = OneTurn()
+    queue.waiters.append(None)  # type: ignore[arg-type]  # somebody else had the turn
+    attempts, _ = make(queue, [], n=1)
     attempts.begin()
     attempts.close()
-    await asyncio.sleep(0.01)
-    assert not list(recwarn), "a coroutine was never awaited"
+    assert queue.left == queue.waiters[1:]
+    attempts.close()
+    assert not list(recwarn)
+
+
+async def test_a_deadline_that_has_passed_by_its_turn_is_told() -> None:
+    errors = list[Exception]()
+    attempts, _ = make(OneTurn(), errors, n=1, deadline=time.monotonic() - 1)
+    attempts.begin()
+    assert [type(error) for error in errors] == [DeadlineExceeded]
+    attempts.close()
+
+
+async def test_loads_are_given_back_however_it_ends() -> None:
+    queue = OneTurn()
+    attempts, (first, second) = make(queue, [], n=2)
+    attempts.begin()
+    pair = attempts.pair
+    assert pair is not None and pair.decode is not None
+    assert (pair.prefill.queued_tokens, pair.decode.requests, pair.decode.coming.pages) == (3, 2, 4)
+    attempts.prefill_started(first, 2, 0.0)
+    assert pair.prefill.queued_tokens == 1
+    attempts.handed_off(first, 0.0)
+    assert (pair.prefill.queued_tokens, pair.decode.requests, pair.decode.coming.requests) == (0, 2, 1)
+    attempts.finished(first)
+    attempts.close()
+    assert (pair.decode.requests, pair.decode.coming.pages, pair.decode.pages.ours) == (0, 0, 0)

@@ -10,7 +10,7 @@ from router.caller import MAX_NAME_CHARS, Caller, CallerKeys, check_key
 
 pytestmark = pytest.mark.unit
 
-KEYS = CallerKeys(session="x-session-id")
+KEYS = CallerKeys(session="x-session-id", tenant="x-tenant-id")
 
 
 def of(metadata: list[tuple[str, Any]], *, time_left: float | None = None) -> Caller:
@@ -18,11 +18,12 @@ def of(metadata: list[tuple[str, Any]], *, time_left: float | None = None) -> Ca
 
 
 def test_a_caller_that_says_nothing_has_no_session_and_no_deadline() -> None:
-    assert of([]) == Caller(100.0, None, session="")
+    assert of([]) == Caller(100.0, None, session="", tenant="")
 
 
-def test_the_session_is_read_and_the_deadline_counted_from_now() -> None:
-    assert of([("other", "b"), ("x-session-id", "a")], time_left=2.5) == Caller(100.0, 102.5, session="a")
+def test_session_and_tenant_are_read_and_the_deadline_is_counted_from_now() -> None:
+    metadata = [("other", "b"), ("x-session-id", "a"), ("x-tenant-id", "t")]
+    assert of(metadata, time_left=2.5) == Caller(100.0, 102.5, session="a", tenant="t")
 
 
 def test_bytes_are_no_name_and_long_names_are_cut() -> None:

@@ -12,6 +12,7 @@ from router.attempt import Attempt
 from router.completion import MAX_HELD, MOVES, Completion, Stage
 from router.output import Output
 from router.placement import Pair
+from router.stake import Stake
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit
@@ -39,7 +40,9 @@ def make() -> tuple[Completion, Events]:
 
 
 def begin(completion: Completion, number: int) -> None:
-    completion.begin(Attempt(number, Pair(worker("p", "prefill"), worker("d", "decode")), (completion,)))
+    pair = Pair(worker("p", "prefill"), worker("d", "decode"))
+    stake = Stake(pair, members=1, tokens=1, pages=1, on_freed=lambda tokens: None)
+    completion.begin(Attempt(number, pair, (completion,), stake))
 
 
 def token(index: int, *, last: bool = False) -> work_pb2.Token:

@@ -19,6 +19,7 @@ from router.metrics import RouterMetrics
 from router.output import Output
 from router.pacing import Outlet
 from router.placement import Pair
+from router.stake import Stake
 from router.stopwatch import Stopwatch
 from tests.unit.test_router_placement import worker
 
@@ -51,7 +52,8 @@ def make() -> tuple[Journey, Completion, Any]:
     journey = Journey("r", prompt_tokens=1, outlet=Outlet(active_streams=lambda: 0), stopwatch=stopwatch)
     completion = Completion(uid=1, number=0, output=Output(None, request_id="r", number=0, logprobs=False), events=journey)
     journey.prepare([completion], attempts)
-    completion.begin(Attempt(1, attempts.pair, (completion,)))
+    stake = Stake(attempts.pair, members=1, tokens=1, pages=1, on_freed=lambda tokens: None)
+    completion.begin(Attempt(1, attempts.pair, (completion,), stake))
     return journey, completion, attempts
 
 

@@ -29,7 +29,7 @@ def worker(
     address = f"127.0.0.1:{hash(worker_id) % 60000}"
     made = Worker(WorkerProfile(worker_id, role, address, SAME, "cpu", pages, max_running, "0", local_prefill=alone))
     free = pages if free is None else free
-    made.load = WorkerLoad(**load, pages=PageCounts(free, pages - free, 0, 0, pages))
+    made.report(WorkerLoad(**load, pages=PageCounts(free, pages - free, 0, 0, pages)))
     made.has_session = session
     return made
 
@@ -77,18 +77,3 @@ def test_a_prefill_worker_has_a_seat_only_with_the_decode_worker_it_needs() -> N
 def test_workers_of_failed_attempts_are_avoided_unless_there_is_nobody_else(avoid: str, left: tuple[str, str, str]) -> None:
     workers = [worker("p", "prefill"), worker("d1", "decode"), worker("d2", "decode"), worker("c", "decode", alone=True)]
     assert ids(seats_for(workers, Ask(1, avoid=frozenset(avoid.split())))) == left
-
-
-def test_what_was_sent_since_the_last_report_counts_until_the_next_one() -> None:
-    made = worker("d", "decode", running=2, max_running=8, pages=100, free=60)
-    assert (made.requests, made.available_pages, made.fullness) == (2, 60, 0.4)
-    made.note_sent(requests=6, tokens=50, pages=10)
-    assert (made.requests, made.queued_tokens, made.available_pages, made.fullness) == (8, 50, 50, 1.0)
-    made.report(WorkerLoad(pages=PageCounts(100, 0, 0, 0, 100)))
-    assert (made.requests, made.queued_tokens, made.available_pages, made.fullness) == (0, 0, 100, 0.0)
-
-
-def test_before_its_first_report_a_worker_counts_as_empty() -> None:
-    made = worker("d", "decode", pages=100)
-    made.load = WorkerLoad()
-    assert (made.available_pages, made.fullness) == (100, 0.0)

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from common.work import WorkerLoad
 from router.placement import Ask, seats_for
 from router.policies import POLICIES, Placer
 from router.policies.least_load import least_load
-from router.policies.power_of_two import power_of_two
-from router.policies.prefix import prefix
+from router.policies.power_of_two import after_draws, power_of_two
+from router.policies.prefix import after_prefix, prefix
 from router.policies.prefix_map import PrefixMap
-from router.policies.round_robin import Turn, round_robin
+from router.policies.round_robin import Turn, after_turn, round_robin
 from router.policies.session import session
 from router.workers import Worker
 from tests.unit.test_router_placement import worker
@@ -26,8 +27,15 @@ def chosen(policy: Any, workers: list[Worker], ask: Ask | None = None, state: An
     ask = ask or Ask(1)
     seats = seats_for(workers, ask)
     assert seats is not None
-    pair, state = policy(seats, ask, state)
-    return (pair.prefill.id, pair.decode.id if pair.decode else ""), state
+    pair = policy(seats, ask, state)
+    after: Any = {power_of_two: after_draws, round_robin: after_turn, prefix: after_prefix}.get(policy)
+    return (pair.prefill.id, pair.decode.id if pair.decode else ""), after(pair, ask, state) if after else state
+
+
+def give(made: Worker, *, requests: int = 0, tokens: int = 0) -> None:
+    """Work that the router has sent since the last report."""
+    made.tokens.begin(tokens)
+    made.completions.begin(requests)
 
 
 def prompt(*ids: int, length: int = 640) -> array[int]:
@@ -61,6 +69,7 @@ class TestEveryPolicy:
             seats = seats_for(workers, ask)
             assert seats is not None
             pair = placer.choose(seats, ask)
+            placer.took(pair, ask)
             assert pair.prefill in seats.firsts and (pair.decode is None) is not ask.needs_decode
             assert pair.decode is None or pair.is_alone is pair.prefill.profile.local_prefill
             if i % 2:
@@ -95,18 +104,18 @@ class TestLeastLoad:
         assert chosen(least_load, [c1, c2])[0] == ("c2", "c2")
         assert chosen(least_load, [c1, c2], Ask(1, needs_decode=False))[0] == ("c2", "")
         assert chosen(least_load, [c1, c2], Ask(1, avoid=frozenset({"c2"})))[0] == ("c1", "c1")
-        c1.note_sent(requests=-1, tokens=0, pages=0)
-        c2.note_sent(requests=0, tokens=900, pages=0)
+        c1.report(WorkerLoad(running=2, pages=c1.load.pages))
+        give(c2, requests=0, tokens=900)
         assert chosen(least_load, [c1, c2])[0] == ("c1", "c1")
 
     def test_a_pair_of_two_and_a_worker_alone_compete_by_load_and_the_two_win_a_tie(self) -> None:
         p, d, c = worker("p", "prefill"), worker("d", "decode"), worker("c", "decode", alone=True)
         assert chosen(least_load, [p, d, c])[0] == ("p", "d")
-        d.note_sent(requests=1, tokens=0, pages=0)
+        give(d, requests=1, tokens=0)
         assert chosen(least_load, [p, d, c])[0] == ("c", "c")
-        c.note_sent(requests=2, tokens=10, pages=0)
+        give(c, requests=2, tokens=10)
         assert chosen(least_load, [p, d, c])[0] == ("p", "d")
-        p.note_sent(requests=1, tokens=50, pages=0)
+        give(p, requests=1, tokens=50)
         assert chosen(least_load, [p, d, c], Ask(1, needs_decode=False))[0] == ("c", "")
 
 
@@ -131,7 +140,7 @@ class TestPowerOfTwo:
         workers, state = [*prefills(10), worker("d", "decode", max_running=10_000)], 1
         for _ in range(1000):
             (first, _), state = chosen(power_of_two, workers, state=state)
-            workers[int(first[1:])].note_sent(requests=1, tokens=1, pages=0)
+            give(workers[int(first[1:])], requests=1, tokens=1)
         loads = [made.queued_tokens for made in workers[:10]]
         # log log n above the mean with two choices; one choice alone would leave about 30 apart.
         assert max(loads) - min(loads) <= 8
@@ -166,19 +175,18 @@ class TestSession:
         homes = {name: chosen(session, workers, Ask(1, session=name))[0] for name in map(str, range(100))}
         assert len({first for first, _ in homes.values()}) == len({decode for _, decode in homes.values()}) == 4
         for made in workers:
-            made.note_sent(requests=1, tokens=100, pages=0)
+            give(made, requests=1, tokens=100)
         assert homes == {name: chosen(session, workers, Ask(1, session=name))[0] for name in homes}
 
     def test_a_home_that_is_loaded_beyond_the_others_is_left(self) -> None:
         workers = [*prefills(3), worker("d", "decode")]
         ask = Ask(1, session="s")
         (home, _), _ = chosen(session, workers, ask)
-        workers[int(home[1:])].note_sent(requests=0, tokens=5000, pages=0)
+        give(workers[int(home[1:])], requests=0, tokens=5000)
         (away, _), _ = chosen(session, workers, ask)
         assert away != home
         for made in workers[:3]:
-            made.report(made.load)
-            made.note_sent(requests=0, tokens=5000, pages=0)
+            made.report(WorkerLoad(queued_tokens=5000, pages=made.load.pages))
         assert chosen(session, workers, ask)[0][0] == home, "loaded like the others it is home again"
 
     def test_without_a_session_the_least_loaded_are_chosen(self) -> None:
@@ -202,16 +210,16 @@ class TestPrefix:
         ask = Ask(1, prompt=prompt(length=1281))
         (home, _), known = chosen(prefix, [p0, p1, d], ask, PrefixMap())
         holder = p0 if home == "p0" else p1
-        holder.note_sent(requests=0, tokens=1279, pages=0)
+        give(holder, requests=0, tokens=1279)
         assert chosen(prefix, [p0, p1, d], ask, known)[0][0] == home, "1280 cached, 1279 in line"
-        holder.note_sent(requests=0, tokens=2, pages=0)
+        give(holder, requests=0, tokens=2)
         assert chosen(prefix, [p0, p1, d], ask, known)[0][0] != home
 
     def test_a_worker_beyond_the_bound_gets_none_however_much_it_has_cached(self) -> None:
         workers = [*prefills(4), worker("d", "decode")]
         ask = Ask(1, prompt=prompt(length=3000))
         (home, _), known = chosen(prefix, workers, ask, PrefixMap())
-        workers[int(home[1:])].note_sent(requests=0, tokens=2500, pages=0)
+        give(workers[int(home[1:])], requests=0, tokens=2500)
         assert chosen(prefix, workers, ask, known)[0][0] != home
 
     def test_a_prompt_without_a_whole_block_goes_by_load(self) -> None:
@@ -228,8 +236,10 @@ class TestPrefix:
         workers = [*prefills(2), worker("d", "decode")]
         seats = seats_for(workers, ask)
         assert seats is not None
-        home = placer.choose(seats, ask).prefill
-        home.note_sent(requests=0, tokens=300, pages=0)
+        pair = placer.choose(seats, ask)
+        placer.took(pair, ask)
+        home = pair.prefill
+        give(home, requests=0, tokens=300)
         assert placer.choose(seats, ask).prefill is home, "640 tokens are known to be there"
         placer.flushed()
         assert placer.choose(seats, ask).prefill is not home, "only the 256 of a home are hoped for"

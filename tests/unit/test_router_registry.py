@@ -29,6 +29,9 @@ class Listener:
     def left(self, worker: Worker, *, with_last_words: bool) -> None:
         self.log.append(f"-{worker.id}")
 
+    def reported(self) -> None:
+        self.log.append("r")
+
     def changed(self) -> None:
         self.log.append("!")
 

@@ -105,10 +105,12 @@ def test_one_popular_key_does_not_sink_its_worker(name: PolicyName, items: list[
         ask = Ask(1, needs_decode=False, prompt=array("i", [kind, *range(length - 1)]), session=str(kind))
         seats = seats_for(workers, ask)
         assert seats is not None
-        first = placer.choose(seats, ask).prefill
+        pair = placer.choose(seats, ask)
+        placer.took(pair, ask)
+        first = pair.prefill
         total += length
         assert first.queued_tokens <= max(2048, BALANCE * total / 4)
-        first.note_sent(requests=1, tokens=length, pages=0)
+        first.tokens.begin(length)
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.lists(st.integers(0, 3), max_size=200), st.sampled_from([4, 16, 64, 100]))

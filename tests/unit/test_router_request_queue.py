@@ -1,0 +1,204 @@
+"""The queue in the event loop: who goes at once, who waits for what, and how waiting ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from common.errors import ResourceExhausted, Unavailable
+from common.work import WorkerLoad
+from router.placement import Ask, seats_for
+from router.policies import Placer
+from router.request_queue import RequestQueue
+from router.room import RoomRule
+from router.workers import Worker
+from tests.helpers.eventually import eventually
+from tests.helpers.waiters import waiter
+from tests.unit.test_router_placement import worker
+
+pytestmark = pytest.mark.unit
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Workers:
+    """A fleet, its registry and its listeners in one."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.live = list(workers)
+        self.registry = self
+        self.placer = Placer("least_load", seed=1)
+        self._changed = asyncio.Event()
+        self.given_up = asyncio.Event()
+
+    def listen(self, listener: Any) -> None:
+        self._listener = listener
+
+    def join(self, made: Worker) -> None:
+        self.live.append(made)
+        self._changed.set()
+        self._listener.changed()
+
+    async def until_placeable(self, ask: Ask) -> None:
+        while seats_for(self.live, ask) is None:
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self.given_up)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            if self.given_up.is_set():
+                raise Unavailable("no pair")
+
+
+def queue_of(workers: Workers, *, clock: Callable[[], float] | None = None, longest_wait: float = 60) -> RequestQueue:
+    fleet: Any = workers
+    return RequestQueue(fleet, rule=RoomRule(100), longest_wait=timedelta(seconds=longest_wait), clock=clock or Clock())
+
+
+async def test_with_room_a_request_goes_before_enter_returns() -> None:
+    queue = queue_of(Workers(worker("p", "prefill"), worker("d", "decode")))
+    made, fate = waiter()
+    queue.enter(made)
+    assert fate.went is not None and len(queue) == 0 and made.timer is None
+
+
+async def test_without_room_it_waits_until_something_was_freed() -> None:
+    p = worker("p", "prefill")
+    queue = queue_of(Workers(p, worker("d", "decode")))
+    part = p.tokens.begin(100)
+    made, fate = waiter()
+    queue.enter(made)
+    assert fate.went is None and len(queue) == 1
+    part.end()
+    queue.freed(100)
+    await asyncio.sleep(0)
+    assert fate.went is not None and made.timer is None
+
+
+async def test_a_report_makes_room_too() -> None:
+    p = worker("p", "prefill", queued_tokens=100)
+    queue = queue_of(Workers(p, worker("d", "decode")))
+    made, fate = waiter()
+    queue.enter(made)
+    p.report(WorkerLoad(queued_tokens=99))
+    queue.reported()
+    await asyncio.sleep(0)
+    assert fate.went is not None
+
+
+async def test_whoever_leaves_lets_the_next_one_go() -> None:
+    p = worker("p", "prefill", queued_tokens=100)
+    queue = queue_of(Workers(p, worker("d", "decode")))
+    (first, gone), (second, fate) = waiter(), waiter()
+    queue.enter(first)
+    queue.enter(second)
+    queue.leave(first)
+    queue.leave(first)
+    p.report(WorkerLoad())
+    queue.reported()
+    await asyncio.sleep(0)
+    assert fate.went is not None and (gone.went, gone.error) == (None, None)
+
+
+async def test_without_a_pair_it_waits_as_long_as_the_fleet_says() -> None:
+    workers = Workers(worker("p", "prefill"))
+    queue = queue_of(workers)
+    (made, fate), (single, alone) = waiter(), waiter(ask=Ask(1, needs_decode=False))
+    queue.enter(made)
+    queue.enter(single)
+    assert alone.went is not None, "it is no reason for others to wait"
+    await asyncio.sleep(0)
+    workers.given_up.set()
+    await eventually(lambda: fate.error is not None, within=1)
+    assert isinstance(fate.error, Unavailable) and len(queue) == 0 and made.search is None
+
+
+async def test_a_worker_that_comes_in_time_takes_it() -> None:
+    workers = Workers(worker("p", "prefill"))
+    queue = queue_of(workers)
+    made, fate = waiter()
+    queue.enter(made)
+    await asyncio.sleep(0)
+    workers.join(worker("d", "decode"))
+    await eventually(lambda: fate.went is not None, within=1)
+    assert made.search is None
+
+
+async def test_when_the_last_worker_goes_those_in_line_begin_to_look_for_another() -> None:
+    p = worker("p", "prefill", queued_tokens=100)
+    workers = Workers(p, worker("d", "decode"))
+    queue = queue_of(workers)
+    made, fate = waiter()
+    queue.enter(made)
+    assert made.search is None
+    p.has_session = False
+    queue.changed()
+    assert made.search is not None
+    workers.given_up.set()
+    await eventually(lambda: fate.error is not None, within=1)
+
+
+async def test_nobody_waits_longer_than_the_limit() -> None:
+    queue = queue_of(Workers(worker("p", "prefill", queued_tokens=100), worker("d", "decode")), longest_wait=0.02)
+    made, fate = waiter()
+    queue.enter(made)
+    await eventually(lambda: fate.error is not None, within=1)
+    assert isinstance(fate.error, ResourceExhausted) and "--queue-wait" in str(fate.error) and fate.error.retry_after
+
+
+async def test_a_full_queue_refuses_the_one_with_the_least_right_to_wait() -> None:
+    queue = queue_of(Workers(worker("p", "prefill", queued_tokens=100), worker("d", "decode")))
+    fates = []
+    for _ in range(2):
+        made, fate = waiter(tenant="a")
+        queue.enter(made)
+        fates.append(fate)
+    full = ResourceExhausted("full")
+    assert not queue.displace(0, "a", full)
+    assert queue.displace(0, "b", full) and [fate.error for fate in fates] == [None, full]
+    assert not queue.displace(0, "b", full)
+
+
+async def test_a_request_that_cannot_meet_its_deadline_is_refused_once_the_pace_is_known() -> None:
+    clock = Clock()
+    p = worker("p", "prefill", queued_tokens=1000)
+    queue = queue_of(Workers(p, worker("d", "decode")), clock=clock)
+    unknown, waits = waiter(1000, deadline=5.0)
+    queue.enter(unknown)
+    assert waits.error is None, "nothing was measured yet"
+    clock.now = 2.0
+    queue.freed(400)  # 200 a second.
+    late, refused = waiter(10, deadline=10.0)
+    queue.enter(late)
+    assert isinstance(refused.error, ResourceExhausted) and "expected in 10.0 s" in str(refused.error)
+    assert queue.retry_after() == timedelta(seconds=10)
+    again, kept = waiter(10, deadline=10.0, is_begun=True)
+    queue.enter(again)
+    assert kept.error is None, "what has begun is not given up on a guess"
+    soon, short = waiter(10, deadline=2.5)
+    queue.enter(soon)
+    assert short.error is None
+    (urgent, first) = waiter(10, deadline=8.0, priority=1)
+    queue.enter(urgent)
+    assert first.error is None, "only what goes before it counts"
+    for made in (unknown, again, soon, urgent):
+        queue.leave(made)
+
+
+async def test_a_retry_gets_in_line_after_its_delay_unless_it_has_left() -> None:
+    queue = queue_of(Workers(worker("p", "prefill"), worker("d", "decode")))
+    (made, fate), (other, gone) = waiter(), waiter()
+    queue.enter_later(made, delay_seconds=0.01)
+    queue.enter_later(other, delay_seconds=0.01)
+    queue.leave(other)
+    assert fate.went is None
+    await eventually(lambda: fate.went is not None, within=1)
+    assert gone.went is None and len(queue) == 0
