@@ -2,6 +2,7 @@
 
 fold   the weights of RMSNorms before a product are multiplied into the product's when the model is loaded
 wide   with fold: small_linear computes products after a norm for 3 to 16 tokens, too
+mid    small_linear computes small products for 17 to MID_TOKENS tokens, too; those after a norm need fold
 late   with fold: up to LATE_TOKENS tokens a gated product takes its input un-normed, and SiLU's kernel divides by the root
 xqa=n  attention of decode is split along the sequence until there are n programs to an SM
 
@@ -21,6 +22,7 @@ LATE_TOKENS = 256
 class Experiments:
     fold: bool = False
     wide: bool = False
+    mid: bool = False
     late: bool = False
     xqa: float = 1.0
 
@@ -35,7 +37,7 @@ def parse(text: str) -> Experiments:
     for word in filter(None, text.split(",")):
         name, _, value = word.partition("=")
         if name not in Experiments.__dataclass_fields__ or (name == "xqa") != bool(value):
-            raise ValueError(f"PDSERVE_EXPERIMENTS must name fold, wide, late or xqa=n, got {word!r}")
+            raise ValueError(f"PDSERVE_EXPERIMENTS must name fold, wide, mid, late or xqa=n, got {word!r}")
         found[name] = float(value) if value else True
     return Experiments(**found)  # type: ignore[arg-type]
 

@@ -110,7 +110,7 @@ class CudaNormedLinear:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(len(x), self._out_size)
-        plan = best_plan(len(x), self._weight, gated=self._gated, folded=self._norm is None)
+        plan = best_plan(len(x), self._weight, gated=self._gated, folded=self._norm is None, is_normed=self._norm is not None)
         if plan is not None and self._bias is None:
             return small_linear(
                 x,
