@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from common.engine.cuda.launch import power_of_2_from
+from common.engine.cuda.linear_plans import best_plan
 from common.engine.cuda.small_linear import Plan, Workspace, choose, small_linear
 
 EPS = 1e-5
@@ -179,3 +182,21 @@ def test_plans_are_sound(tokens: int, rows: int, depth: int) -> None:
     assert (plan.split - 1) * plan.depth < depth
     tiles = -(-rows // plan.rows)
     assert plan.split == 1 or Workspace(torch.device("cpu")).holds(tiles, plan.split, (plan.rows + 1) * 16)
+
+
+@pytest.mark.parametrize("way", ["", "fold,wide,mid,late"])
+@pytest.mark.parametrize("tokens", [1, 2, 4, 16, 17, 64, 128])
+def test_the_plans_that_models_get_fit_the_workspace(monkeypatch: pytest.MonkeyPatch, tokens: int, way: str) -> None:
+    monkeypatch.setenv("PDSERVE_EXPERIMENTS", way)
+    workspace = Workspace(torch.device("cpu"))
+    for depth, rows, gated, folded in itertools.product(
+        (64, 256, 576, 1024, 2048, 3072, 4096, 14336),
+        (64, 960, 1024, 4096, 6144, 8192, 28672, 151936),
+        (False, True),
+        (False, True),
+    ):
+        weight = torch.empty(rows, depth, dtype=torch.bfloat16, device="meta")
+        plan = best_plan(tokens, weight, gated=gated, folded=folded)
+        if plan is not None and plan.split > 1:
+            tile_floats = (plan.rows + 1) * max(16, power_of_2_from(tokens))
+            assert workspace.holds(-(-rows // plan.rows), plan.split, tile_floats), (rows, depth, plan)

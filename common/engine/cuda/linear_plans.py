@@ -33,7 +33,7 @@ def best_plan(
     if tokens <= 16 and rows <= depth:
         return _dot(rows=64, depth=128, warps=4, split=4)
     if tokens <= 16 and folded and of_environment().wide:
-        return _dot(rows=64, depth=128, warps=4, split=1 if rows > 4 * depth else 4)
+        return _dot(rows=64, depth=128, warps=4, split=4 if rows <= 8192 else 1)
     return None
 
 
