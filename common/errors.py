@@ -14,6 +14,15 @@ class PdserveError(Exception):
     status = grpc.StatusCode.INTERNAL
     retry_after: timedelta | None = None
 
+    def __init__(self, *args: object, reason: str = "") -> None:
+        """reason: why, as one of a few fixed words for metrics; the status's name unless given."""
+        super().__init__(*args)
+        self._reason = reason
+
+    @property
+    def reason(self) -> str:
+        return self._reason or self.status.name.lower()
+
     @property
     def log_text(self) -> str:
         """The message as logs may show it: without a client's text."""
@@ -82,9 +91,9 @@ class ResourceExhausted(PdserveError):
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def __init__(self, message: str, *, retry_after: timedelta | None = None) -> None:
+    def __init__(self, message: str, *, retry_after: timedelta | None = None, reason: str = "") -> None:
         """retry_after: when to try again, which the client is told as google.rpc.RetryInfo."""
-        super().__init__(message)
+        super().__init__(message, reason=reason)
         self.retry_after = retry_after
 
 

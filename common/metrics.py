@@ -1,4 +1,4 @@
-"""Prometheus metrics: one registry per process, served over HTTP on loopback when a port is given.
+"""Prometheus metrics: one registry per process, served over HTTP on loopback when a port is given (docs/observability.md).
 
 Gauges are read at the time of a scrape, so nothing can forget to update them. Whatever goes wrong in here is logged and never
 reaches the code that is measured (OBS-03).
@@ -6,21 +6,31 @@ reaches the code that is measured (OBS-03).
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.errors import StartError
-from common.work import PageCounts, WorkerLoad
+from common.version import VERSION
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # A second family beside every counter and histogram, of no use here.
 
 REGISTRY = CollectorRegistry()
+STAGE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+"""Seconds that one stage of a request may take: from a short prompt's on a GPU to a long queue's."""
+COMPLAINTS: Final = 10
+"""Failed updates that are logged; a metric that fails once tends to fail with every request."""
+
+_complaints = itertools.count(1)
 log = logging.getLogger(__name__)
 
 
-def start_metrics_server(port: int | None, *, registry: CollectorRegistry = REGISTRY) -> int | None:
+def start_metrics_server(port: int | None, *, role: str, registry: CollectorRegistry = REGISTRY) -> int | None:
     """Serves the registry on 127.0.0.1:port; 0: any free port, None serves nothing. Returns the bound port. Raises StartError."""
     if port is None:
         return None
@@ -28,32 +38,17 @@ def start_metrics_server(port: int | None, *, registry: CollectorRegistry = REGI
         server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)
     except OSError as error:
         raise StartError(f"cannot serve metrics on 127.0.0.1:{port}: {(error.strerror or str(error)).lower()}") from error
+    ProcessCollector(namespace="pdserve", registry=registry)
+    register_gauges("process", lambda: [gauge("pdserve_info", "Always 1.", {(role, VERSION): 1}, "role", "version")], registry)
     return int(server.server_port)
 
 
-def register_page_gauges(counts: Callable[[], PageCounts], *, registry: CollectorRegistry = REGISTRY) -> None:
-    """pdserve_pages{kind} and pdserve_pages_total. counts is called by the scraping thread."""
-
-    def collect() -> Iterable[Metric]:
-        now = counts()
-        pages = GaugeMetricFamily("pdserve_pages", "KV pages by who has them.", labels=["kind"])
-        for kind in ("free", "held", "cached", "quarantined"):
-            pages.add_metric([kind], getattr(now, kind))
-        yield pages
-        yield GaugeMetricFamily("pdserve_pages_total", "KV pages in the pool.", value=now.total)
-
-    _register("pages", collect, registry)
-
-
-def register_load_gauges(load: Callable[[], WorkerLoad], *, registry: CollectorRegistry = REGISTRY) -> None:
-    """pdserve_running_requests and pdserve_waiting_requests. load is called by the scraping thread."""
-
-    def collect() -> Iterable[Metric]:
-        now = load()
-        yield GaugeMetricFamily("pdserve_running_requests", "Requests being computed.", value=now.running)
-        yield GaugeMetricFamily("pdserve_waiting_requests", "Requests queued, reserved or being received.", value=now.waiting)
-
-    _register("load", collect, registry)
+def gauge(name: str, text: str, values: float | Mapping[Any, float], *labels: str) -> GaugeMetricFamily:
+    """One gauge's samples: a value, or one per label value (with several labels, per tuple of them)."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for of, value in (values if isinstance(values, Mapping) else {(): values}).items():
+        family.add_metric(of if isinstance(of, tuple) else (of,), value)
+    return family
 
 
 def record(update: Callable[[], object]) -> None:
@@ -61,14 +56,22 @@ def record(update: Callable[[], object]) -> None:
     try:
         update()
     except Exception:
-        log.exception("a metric could not be updated")
+        complain("a metric could not be updated")
+
+
+def complain(text: str) -> None:
+    """Within an except block: logs the exception, unless there were too many already."""
+    if (number := next(_complaints)) <= COMPLAINTS:
+        log.exception("%s%s", text, " (no more of these are logged)" if number == COMPLAINTS else "")
 
 
 _registered: dict[tuple[CollectorRegistry, str], _Reader] = {}
 
 
-def _register(name: str, collect: Callable[[], Iterable[Metric]], registry: CollectorRegistry) -> None:
-    """A later registration takes the earlier one's place: tests run several workers in one process."""
+def register_gauges(name: str, collect: Callable[[], Iterable[Metric]], registry: CollectorRegistry = REGISTRY) -> None:
+    """collect is called by the scraping thread; what it raises leaves its metrics out of that scrape.
+
+    A later registration of a name takes the earlier one's place: tests run several workers in one process."""
     if (earlier := _registered.get((registry, name))) is not None:
         registry.unregister(earlier)
     _registered[registry, name] = reader = _Reader(name, collect)
@@ -89,5 +92,5 @@ class _Reader(Collector):
         try:
             return list(self._collect())
         except Exception:
-            log.exception("the %s metrics could not be read", self._name)
+            complain(f"the {self._name} metrics could not be read")
             return []

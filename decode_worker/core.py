@@ -33,7 +33,7 @@ from common.work_key import WorkKey
 from decode_worker import commands
 from decode_worker.decoding import Decoding
 from decode_worker.description import DecodeDescription
-from decode_worker.events import HandedOver, SlotFree, Stats
+from decode_worker.events import HandedOver, SlotFree, StateCounts, Stats
 from decode_worker.local_prefill import LocalPrefill, PromptLimits
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.tickets import NewName, Tickets, random_name
@@ -247,8 +247,9 @@ class DecodeCore:
     def _report(self) -> None:
         running = self._decoding.num_running + len(self._prompts)
         waiting = len(self._tickets) + len(self._decoding) - running
-        queued_tokens = self._tickets.queued_tokens + self._prompts.remaining_tokens
-        stats = Stats(running, waiting, self._pool.counts(), queued_tokens)
+        queued_tokens = self._tickets.reservations.queued_tokens + self._prompts.remaining_tokens
+        states = StateCounts(*self._tickets.reservations.num_by_state, *self._decoding.num_by_state)
+        stats = Stats(running, waiting, self._pool.counts(), queued_tokens, states, self._prompts.computed_tokens)
         if stats != self._reported:
             self._reported = stats
             self._emit(stats)

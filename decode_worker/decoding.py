@@ -40,6 +40,7 @@ class Decoding:
         self._committed: list[Completion] = []
         """Both in order."""
         self._by_key: dict[WorkKey, Completion] = {}
+        self._num_leaving = 0
         self.is_starved = False
         """Somebody skipped the last step for want of a page."""
         self.is_stuck = False
@@ -55,6 +56,11 @@ class Decoding:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_by_state(self) -> tuple[int, int, int]:
+        """COMMITTED, RUNNING and LEAVING."""
+        return len(self._committed), len(self._running), self._num_leaving
 
     def of_key(self, key: WorkKey) -> Completion | None:
         return self._by_key.get(key)
@@ -72,6 +78,7 @@ class Decoding:
         if completion.in_flight:
             # Its pages stay its own: the step in the air stores into them, and other GPUs do not wait for this one's queue.
             completion.move_to(State.LEAVING)
+            self._num_leaving += 1
         else:
             self._give_back(completion)
         if not self._by_key:
@@ -138,6 +145,7 @@ class Decoding:
             if completion.state is State.RUNNING:
                 by_router[completion.req.router_epoch] += self._take(completion, one)
             elif completion.in_flight == 0:
+                self._num_leaving -= 1
                 self._give_back(completion)
         for router_epoch, tokens in by_router.items():
             self._emit(StepTokens(router_epoch, tuple(tokens)))

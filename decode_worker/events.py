@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.engine.handle import Urgent
 from common.work import PageCounts, TokenOut, WorkFailure
@@ -80,11 +80,26 @@ class Failed:
     failure: WorkFailure
 
 
+class StateCounts(NamedTuple):
+    """How many are in each state of decode_worker/states.py: tickets in the first two, completions in the others."""
+
+    reserved: int = 0
+    receiving: int = 0
+    committed: int = 0
+    running: int = 0
+    leaving: int = 0
+
+
 @dataclass(frozen=True)
 class Stats:
-    """How things stand; sent at most once a step, and only when something changed. See WorkerLoad."""
+    """How things stand; sent at most once a step, and only when something changed. See WorkerLoad.
+
+    computed_tokens: prompt tokens computed here since the start.
+    """
 
     running: int
     waiting: int
     pages: PageCounts
     queued_tokens: int = 0
+    states: StateCounts = StateCounts()
+    computed_tokens: int = 0

@@ -69,6 +69,11 @@ class LocalPrompts:
         return len(self._live())
 
     @property
+    def computed_tokens(self) -> int:
+        """Since the start."""
+        return self._prefilling.computed_tokens
+
+    @property
     def remaining_tokens(self) -> int:
         return sum(prompt.remaining for prompt in self._live())
 

@@ -34,13 +34,18 @@ class Reservations:
         self._receiving: dict[str, Ticket] = {}
         self._by_key: dict[WorkKey, Ticket] = {}
         self.queued_tokens = 0
-        """Of local tickets in line."""
+        """Of prompts in line that this worker is to compute."""
 
     def __len__(self) -> int:
         return len(self._line) + len(self._receiving)
 
     def __iter__(self) -> Iterator[Ticket]:
         return iter([*self._line, *self._receiving.values()])
+
+    @property
+    def num_by_state(self) -> tuple[int, int]:
+        """RESERVED and RECEIVING."""
+        return len(self._line), len(self._receiving)
 
     @property
     def in_line(self) -> list[Ticket]:

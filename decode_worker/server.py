@@ -22,7 +22,7 @@ from common.engine.engines import make_engine
 from common.engine.handle import EngineDescription, EngineHandle
 from common.engine.start import make_memory
 from common.handoff.pool_memory import PoolMemory
-from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
+from common.metrics import start_metrics_server
 from common.rpc.channels import Connect
 from common.rpc.gen.pdserve.v1 import decode_pb2_grpc, handoff_pb2_grpc
 from common.rpc.health import Health
@@ -49,6 +49,8 @@ async def run(config: Config, stop: Stop) -> int:
     """One decode worker from start to end; the process's exit code. Raises StartError if it cannot start."""
     log.info("decode worker %s: %s", VERSION, describe(config))
     config.warn_of_no_router(log)
+    if (port := start_metrics_server(config.metrics_port, role="decode")) is not None:
+        log.info("metrics on 127.0.0.1:%d", port)
     return await run_worker(make_worker(config), config, stop)
 
 
@@ -123,7 +125,6 @@ async def _serve(
         on_drain=lambda grace: None if leave.done() else leave.set_result(grace),
         connect=connect,
     )
-    _measure(worker, config)
     _set_serving(health, True)
     registering = asyncio.create_task(registration.run())
     print(f"decode worker ready on {profile.address}", flush=True)
@@ -171,13 +172,6 @@ async def _drain(worker: DecodeWorker, grace: timedelta, on_change: Callable[[],
 def _set_serving(health: Health, serving: bool) -> None:
     for service in SERVICES:
         health.set(service, serving)
-
-
-def _measure(worker: DecodeWorker, config: Config) -> None:
-    register_page_gauges(worker.pages)
-    register_load_gauges(worker.load)
-    if (port := start_metrics_server(config.metrics_port)) is not None:
-        log.info("metrics on http://127.0.0.1:%d/metrics", port)
 
 
 def _profile(config: Config, worker: DecodeWorker, engine: EngineDescription, address: Address) -> WorkerProfile:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from common.core import Req
-from common.errors import DeadlineExceeded, InvalidRequest
+from common.errors import DeadlineExceeded, InvalidRequest, PdserveError
 from common.handoff.cuda_ipc import PoolExport
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, work_pb2
 from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_to_pb
@@ -79,9 +79,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         )
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Context) -> decode_pb2.ReserveResponse:
-        granted = await self._worker.ready.reserve(
-            self._req(request.req), pair_id=request.pair_id, transport=request.transport, verify=request.verify
-        )
+        worker = self._worker.ready
+        try:
+            granted = await worker.reserve(
+                self._req(request.req), pair_id=request.pair_id, transport=request.transport, verify=request.verify
+            )
+        except PdserveError as error:
+            worker.metrics.refused(error)
+            raise
         return decode_pb2.ReserveResponse(
             ticket=granted.ticket,
             page_ids=granted.page_ids,
@@ -93,8 +98,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         return decode_pb2.RenewResponse(lost=await self._worker.ready.renew(tuple(request.tickets)))
 
     async def Commit(self, request: decode_pb2.CommitRequest, context: Context) -> decode_pb2.CommitResponse:
-        worker = self._worker.ready
-        await worker.commit(commit_from_pb(request))
+        await self._worker.ready.commit(commit_from_pb(request))
         return decode_pb2.CommitResponse()
 
     async def Release(self, request: decode_pb2.ReleaseRequest, context: Context) -> decode_pb2.ReleaseResponse:

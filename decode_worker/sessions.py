@@ -100,9 +100,14 @@ class Sessions:
         for session in list(self._by_epoch.values()):
             self._close(session, error)
 
+    @property
+    def num_unsent(self) -> int:
+        """Tokens and other messages that routers have yet to be sent. Also for the scraping thread."""
+        return sum(len(session.outbox) for session in list(self._by_epoch.values()))
+
     def are_delivered(self) -> bool:
         """Every router has been sent everything."""
-        return not any(len(session.outbox) for session in self._by_epoch.values())
+        return self.num_unsent == 0
 
     def _close(self, session: Session, error: PdserveError) -> None:
         session.end(error)

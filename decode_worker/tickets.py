@@ -66,23 +66,19 @@ class Tickets:
         self._new_name = new_name
         self._lease_seconds = lease.total_seconds()
         self._quarantine = Quarantine(pool)
-        self._reservations = Reservations(pool, prompts=prompts, quarantine=self._quarantine, lease=lease, emit=emit)
+        self.reservations = Reservations(pool, prompts=prompts, quarantine=self._quarantine, lease=lease, emit=emit)
+        """Others only count them."""
         self._tombstones: Recent[WorkKey, None] = Recent(lease.total_seconds())
         self._committed: Recent[str, None] = Recent(2 * lease.total_seconds())
         self._ended: Recent[str, str] = Recent(2 * lease.total_seconds())
         """Why each ticket ended that had been granted and was not committed."""
 
     def __len__(self) -> int:
-        return len(self._reservations)
+        return len(self.reservations)
 
     @property
     def num_quarantined(self) -> int:
         return self._quarantine.num_pages
-
-    @property
-    def queued_tokens(self) -> int:
-        """Of prompts in line that this worker is to compute."""
-        return self._reservations.queued_tokens
 
     def reserve(self, command: commands.Reserve, call_id: int, *, is_running: Callable[[WorkKey], bool]) -> None:
         """Puts a Reserve in line. Raises as commands.Reserve says, but for what sessions and draining forbid."""
@@ -92,13 +88,13 @@ class Tickets:
         for key in ticket.live_keys:
             if is_running(key):
                 raise AlreadyExists(f"work {key} already runs")
-        self._reservations.ask(ticket)
+        self.reservations.ask(ticket)
 
     def prefill(self, command: commands.Prefill, *, is_running: Callable[[WorkKey], bool]) -> None:
         """Puts a prompt to be computed here in line, unless it was cancelled or is here. Raises InvalidRequest, OutOfRange."""
         ticket = self._make(command, None)
-        if ticket.live_keys and not any(is_running(key) or self._reservations.of_key(key) for key in ticket.live_keys):
-            self._reservations.ask(ticket)
+        if ticket.live_keys and not any(is_running(key) or self.reservations.of_key(key) for key in ticket.live_keys):
+            self.reservations.ask(ticket)
 
     def _make(self, command: commands.Reserve | commands.Prefill, call_id: int | None) -> Ticket:
         compatibility = self._runner.compatibility
@@ -114,20 +110,20 @@ class Tickets:
         return ticket
 
     def grant(self, now: float) -> None:
-        self._reservations.grant(now)
+        self.reservations.grant(now)
 
     def renew(self, names: Iterable[str], *, now: float) -> list[str]:
         # A commit that came ahead may have overtaken this Renew: its sender is not to think that it lost the ticket.
-        return [name for name in self._reservations.renew(names, now=now) if name not in self._committed]
+        return [name for name in self.reservations.renew(names, now=now) if name not in self._committed]
 
     def is_stored_by(self, pair_id: str, name: str) -> bool:
         """Whether it is a ticket whose pages that pairing's sender writes, and not committed yet."""
-        ticket = self._reservations.receiving(name)
+        ticket = self.reservations.receiving(name)
         return ticket is not None and ticket.pair_id == pair_id and ticket.transport == "cuda_ipc"
 
     def commit(self, command: commands.Commit, *, now: float) -> list[Completion]:
         """The completions to run. Raises as commands.Commit says. Repeated for a ticket that was committed: none, no error."""
-        ticket = self._reservations.receiving(command.ticket)
+        ticket = self.reservations.receiving(command.ticket)
         if ticket is None:
             self._answer_late_commit(command.ticket)
             return []
@@ -148,7 +144,7 @@ class Tickets:
             for which, (key, token) in enumerate(zip(ticket.keys, first_tokens, strict=True))
             if token.finish is None and key not in ticket.cancelled
         ]
-        self._reservations.take(ticket)
+        self.reservations.take(ticket)
         return split(ticket, firsts, pool=self._pool, copy_page=self._runner.pool.copy_page)
 
     def _answer_late_commit(self, name: str) -> None:
@@ -159,7 +155,7 @@ class Tickets:
         raise NotFound("no such ticket")
 
     def release(self, command: commands.Release, *, now: float) -> None:
-        if (ticket := self._reservations.receiving(command.ticket)) is not None:
+        if (ticket := self.reservations.receiving(command.ticket)) is not None:
             self._end(ticket, Aborted("released by the prefill worker"), now=now, drained=command.drained)
         elif command.drained:
             self._quarantine.sender_is_done(command.ticket)
@@ -167,14 +163,14 @@ class Tickets:
     def cancel(self, key: WorkKey, *, now: float) -> None:
         """Leaves a tombstone; a ticket ends with the last of its completions."""
         self._tombstones.put(key, None, now=now)
-        if (ticket := self._reservations.of_key(key)) is not None:
+        if (ticket := self.reservations.of_key(key)) is not None:
             ticket.cancelled.add(key)
             if not ticket.live_keys:
                 self._end(ticket, Aborted(f"work {ticket.req.key} was cancelled"), now=now)
 
     def abandon(self, call_id: int, *, now: float) -> None:
         """The sender never learned of its ticket, so it writes to none of the pages."""
-        for ticket in self._reservations:
+        for ticket in self.reservations:
             if ticket.call_id == call_id:
                 self._end(ticket, Aborted("the prefill worker gave up its Reserve"), now=now, drained=True)
 
@@ -184,28 +180,28 @@ class Tickets:
 
     def sender_is_gone(self, pair_id: str, *, now: float) -> None:
         error = FailedPrecondition("the sender of this pairing is gone")
-        for ticket in self._reservations:
+        for ticket in self.reservations:
             if ticket.pair_id == pair_id and ticket.transport in SENDER_WRITES:
                 self._fail(ticket, error, now=now, drained=True)
         self._quarantine.sender_is_gone(pair_id)
 
     def end_where(self, applies: Callable[[Req], bool], error: PdserveError, *, now: float) -> None:
         """Ends every ticket of such requests, and tells nobody but a Reserve in line."""
-        for ticket in self._reservations:
+        for ticket in self.reservations:
             if applies(ticket.req):
                 self._end(ticket, error, now=now)
 
     def turn_away(self, error: PdserveError) -> None:
         """Ends those in line; local ones go back to their routers."""
-        for ticket in self._reservations.in_line:
+        for ticket in self.reservations.in_line:
             if ticket.is_local:
                 self._retract(ticket, error)
             else:
-                self._reservations.end(ticket, error)
+                self.reservations.end(ticket, error)
 
     def fail_all(self, error: PdserveError, *, now: float) -> None:
         """Ends every ticket; local ones go back to their routers."""
-        for ticket in self._reservations:
+        for ticket in self.reservations:
             if ticket.is_local:
                 self._retract(ticket, error)
             else:
@@ -213,9 +209,9 @@ class Tickets:
 
     def tick(self, now: float) -> None:
         """Leases and memories end on this clock, whatever else goes on (HND-07)."""
-        for ticket in self._reservations.expired(now):
+        for ticket in self.reservations.expired(now):
             self._fail(ticket, Unavailable("the lease ran out before all KV had arrived"), now=now)
-        for ticket in self._reservations:
+        for ticket in self.reservations:
             if ticket.due <= now:
                 self._tell_failed(ticket, DeadlineExceeded("the deadline passed before the first token"), retryable=False)
                 self._end(ticket, Aborted("its deadline passed"), now=now)
@@ -228,7 +224,7 @@ class Tickets:
         """A sender that never learned of a ticket (its answer was lost) gives the pages back by ending the pairing, once nothing
         of it is under way any more: not even a Reserve in line, which may be waiting for these very pages."""
         for pair_id in self._quarantine.overdue_senders(now, after_seconds=self._lease_seconds):
-            for ticket in self._reservations.in_line:
+            for ticket in self.reservations.in_line:
                 if ticket.pair_id == pair_id and ticket.transport in SENDER_WRITES:
                     self._end(ticket, FailedPrecondition("pages of this pairing are withheld: pair again"), now=now)
 
@@ -247,9 +243,9 @@ class Tickets:
         """Gives a local ticket back to its router."""
         for key in ticket.live_keys:
             self._emit(Retracted(key))
-        self._reservations.end(ticket, error)
+        self.reservations.end(ticket, error)
 
     def _end(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:
         if ticket.state is State.RECEIVING:
             self._ended.put(ticket.name, str(error), now=now)
-        self._reservations.end(ticket, error, drained=drained)
+        self.reservations.end(ticket, error, drained=drained)

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.core import Req
 from common.engine.handle import EngineHandle
-from common.errors import InvalidRequest, Unavailable
+from common.errors import InvalidRequest, PdserveError, Unavailable
 from common.handoff.base import TRANSPORTS, Transport
 from common.handoff.cuda_ipc import PoolExport
 from common.handoff.cuda_ipc_receiver import CudaIpcReceiver
@@ -55,7 +55,7 @@ class DecodeWorker:
         self.make_ids = make_ids
         self.worker_id = worker_id
         self.memory = memory
-        self._metrics = metrics
+        self.metrics = metrics
         self._engine = make_engine(self._on_event)
         self._description: DecodeDescription | None = None
         self.sessions = Sessions(self._engine.post)
@@ -69,6 +69,12 @@ class DecodeWorker:
         self._pairs = Pairs(is_connected=self._is_connected)
         self._stats = NOTHING_YET
         self._draining = False
+        metrics.watch(
+            load=self.load,
+            states=lambda: self._stats.states._asdict(),
+            sessions=lambda: len(self.sessions),
+            outbox=lambda: self.sessions.num_unsent,
+        )
 
     async def start(self) -> DecodeDescription:
         """Loads the model; raises what that raised."""
@@ -96,9 +102,6 @@ class DecodeWorker:
     def load(self) -> WorkerLoad:
         stats = self._stats
         return WorkerLoad(stats.running, stats.waiting, stats.queued_tokens, stats.pages, draining=self._draining)
-
-    def pages(self) -> PageCounts:
-        return self._stats.pages
 
     # What peers ask.
 
@@ -130,6 +133,7 @@ class DecodeWorker:
             raise InvalidRequest("transport", f"must be one of {', '.join(TRANSPORTS)}", transport)
         self._pairs.check(pair_id, known[0])
         granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
+        self.metrics.found_cached(granted.prefix_len)
         return granted
 
     async def renew(self, tickets: tuple[str, ...]) -> list[str]:
@@ -137,8 +141,13 @@ class DecodeWorker:
         return lost
 
     async def commit(self, command: commands.Commit) -> None:
-        self.receiver.check_complete(command.ticket)
-        await self._engine.call(command)
+        try:
+            self.receiver.check_complete(command.ticket)
+            await self._engine.call(command)
+        except PdserveError as error:
+            self.metrics.committed(error.status.name)
+            raise
+        self.metrics.committed("OK")
 
     async def release(self, command: commands.Release) -> None:
         await self._engine.call(command)
@@ -205,6 +214,7 @@ class DecodeWorker:
     # What the engine says.
 
     def _on_event(self, event: Any) -> None:
+        self.metrics.take(event, draining=self._draining)
         match event:
             case events.StepTokens() | events.PrefillStarted() | events.Retracted() | events.Failed():
                 self.sessions.deliver(event)
@@ -214,7 +224,7 @@ class DecodeWorker:
                 self.receiver.close(event.ticket, event.reason)
                 self._engine.post(commands.Drained(event.ticket))
             case events.HandedOver():
-                self._metrics.handed_over(event.exposed_seconds)
+                pass
             case events.SlotFree():
                 assert self._slots is not None
                 self._slots.give_back(event.slot)

@@ -32,7 +32,7 @@ from common.errors import (
 from common.handoff.page_sender import PageSender, Sent
 from common.work import FinishReason, TokenOut, WorkFailure
 from common.work_key import WorkKey
-from prefill_worker.commands import Admit, Compute, Destination, Forget, SlotsFree
+from prefill_worker.commands import Admit, Compute, Forget, SlotsFree
 from prefill_worker.decode_peer import DecodePeer
 from prefill_worker.events import Broken, PagesReady, PrefillDone, PrefillStarted
 from prefill_worker.leases import Lease
@@ -41,6 +41,7 @@ from prefill_worker.order import Order
 from prefill_worker.pairing import PairingRefused
 from prefill_worker.report import Report
 from prefill_worker.states import State, Stateful
+from prefill_worker.trip import Mark, Trip
 
 _HOPELESS: Final = (InvalidRequest, InvalidArgument, RemoteOutOfRange, DeadlineExceeded, Unimplemented, PairingRefused)
 """Errors that another attempt would meet again; all others are worth one."""
@@ -55,6 +56,7 @@ class Tools:
 
     engine: EngineHandle
     peer_at: Callable[[str], DecodePeer]
+    page_bytes: int
     read_page: Callable[[int], memoryview]
     slots: bool
     clock: Callable[[], float]
@@ -81,6 +83,7 @@ class Journey(Stateful):
         """Completions that have their last token, or that the router does not want any more."""
         self._has_begun = False
         self._is_ending = False
+        self._trip = Trip(tools.clock)
         self._cause: PdserveError | None = None
         self._task = asyncio.create_task(self._run(), name=f"journey {self.key}")
 
@@ -108,6 +111,7 @@ class Journey(Stateful):
         """Something the engine says about this request."""
         match event:
             case PrefillStarted():
+                self._tools.metrics.found_cached(event.cached_tokens)
                 self._report.started(self.key, cached_tokens=event.cached_tokens)
             case PagesReady():
                 assert self._sender is not None
@@ -139,17 +143,22 @@ class Journey(Stateful):
         self._report_failure()
         await self._clean_up()
         self.move_to(State.DONE)
+        self._tools.metrics.traveled(self._trip, failed=self._cause is not None)
 
     async def _travel(self) -> None:
         req, engine = self._order.req, self._tools.engine
         await engine.call(Admit(req))
         self.move_to(State.RESERVING)
+        self._trip.reach(Mark.ADMITTED)
         if req.output_len > 1:
             await self._reserve()
         self.move_to(State.COMPUTING)
-        engine.post(Compute(self.key, self._destination()))
+        self._trip.reach(Mark.RESERVED)
+        destination = None if self._lease is None else self._lease.destination(verify=self._tools.verify)
+        engine.post(Compute(self.key, destination))
         self._start_pushing()
         done = await self._computed
+        self._trip.reach(Mark.COMPUTED)
         self._report_tokens(done.tokens)
         if self._lease is None or self._ended_by.issuperset(self.keys):
             return  # The first token was the last one: the ticket goes back unused.
@@ -162,19 +171,7 @@ class Journey(Stateful):
         self._lease = await self._peer.reserve(
             order.req, decode_worker=order.decode_worker, deadline=order.deadline, on_lost=self.end
         )
-
-    def _destination(self) -> Destination | None:
-        if (lease := self._lease) is None:
-            return None
-        return Destination(
-            transport=lease.pairing.transport,
-            page_ids=lease.page_ids,
-            prefix_len=lease.prefix_len,
-            deadline=lease.deadline,
-            pair_id=lease.pairing.pair_id,
-            verify=self._tools.verify,
-            ticket=lease.ticket,
-        )
+        self._trip.transport = self._lease.pairing.transport
 
     def _start_pushing(self) -> None:
         if self._peer is None or self._lease is None:
@@ -208,7 +205,8 @@ class Journey(Stateful):
         assert self._peer is not None and self._lease is not None
         sent = Sent(done.pages_sent, done.page_crc32) if self._pushing is None else await self._pushing
         await self._peer.commit(self._lease, first_tokens=[self._as_committed(token) for token in done.tokens], sent=sent)
-        self._tools.metrics.handed_off(self._lease.pairing.transport)
+        self._trip.reach(Mark.HANDED_OVER)
+        self._tools.metrics.handed_over(self._trip, kv_bytes=sent.pages_sent * self._tools.page_bytes)
         self._peer.leases.let_go(self._lease)
         self._lease = None
         for key in self.keys:
@@ -229,7 +227,7 @@ class Journey(Stateful):
         for key in self.keys:
             if key not in self._ended_by:
                 failure = WorkFailure.of(key, cause, retryable=retryable)
-                self._tools.metrics.failed(failure)
+                self._tools.metrics.failed(cause)
                 self._report.failed(failure)
 
     async def _clean_up(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from common.errors import PdserveError, ResourceExhausted
@@ -26,6 +27,10 @@ class Journeys:
 
     def __len__(self) -> int:
         return len(self._journeys)
+
+    def __iter__(self) -> Iterator[Journey]:
+        """Those of one moment."""
+        return iter(list(self._journeys))
 
     def begin(self, order: Order, *, report: Report) -> Journey | None:
         """Starts on a request; None if it was cancelled before it came (all its completions were). A key already here is the same

@@ -18,7 +18,7 @@ import grpc
 from common.errors import PdserveError, Unavailable
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
 from common.work_key import WorkKey
-from prefill_worker.commands import Extend
+from prefill_worker.commands import Destination, Extend
 from prefill_worker.pairing import Pairing
 
 SAFE_SHARE: Final = 0.8
@@ -48,6 +48,18 @@ class Lease:
     on_lost: OnLost
     is_committing: bool = False
     """Whether Commit is under way: its answer decides then, as the ticket ends with it."""
+
+    def destination(self, *, verify: bool) -> Destination:
+        """Where the engine is to put the request's pages. verify: with checksums."""
+        return Destination(
+            transport=self.pairing.transport,
+            page_ids=self.page_ids,
+            prefix_len=self.prefix_len,
+            deadline=self.deadline,
+            pair_id=self.pairing.pair_id,
+            verify=verify,
+            ticket=self.ticket,
+        )
 
 
 class Leases:

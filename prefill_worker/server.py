@@ -24,7 +24,7 @@ from common.engine.start import make_memory
 from common.errors import Unavailable
 from common.handoff.cuda_driver import is_cuda_fault
 from common.handoff.pool_memory import PoolMemory
-from common.metrics import register_load_gauges, register_page_gauges, start_metrics_server
+from common.metrics import start_metrics_server
 from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
 from common.rpc.health import Health
 from common.rpc.process import Stop
@@ -82,6 +82,12 @@ class PrefillServer:
         self._health = Health(self._server, (SERVICE,))
         self._servicer = PrefillServicer(self.worker, longest=config.request_timeout)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server)
+        self.worker.metrics.watch(
+            load=self.worker.load,
+            states=self.worker.states,
+            sessions=lambda: len(self._servicer.sessions),
+            outbox=lambda: sum(session.num_unsent for session in self._servicer.sessions),
+        )
 
     async def listen(self) -> Address:
         """Raises StartError. From now on health answers; the service does once load() has returned."""
@@ -173,10 +179,8 @@ async def serve(config: Config, stop: Stop) -> int:
     """The process's main: from start to exit code."""
     log.info("prefill worker %s: %s", VERSION, describe(config))
     config.warn_of_no_router(log)
-    metrics_port = start_metrics_server(config.metrics_port)
+    metrics_port = start_metrics_server(config.metrics_port, role="prefill")
     server = PrefillServer(config, memory=make_memory(config))
-    register_page_gauges(server.worker.pages)
-    register_load_gauges(server.worker.load)
     try:
         address = await server.listen()
         log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")

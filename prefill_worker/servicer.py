@@ -25,6 +25,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self._longest = longest
         self._sessions: dict[int, Session] = {}
 
+    @property
+    def sessions(self) -> list[Session]:
+        return list(self._sessions.values())
+
     async def Session(self, requests: AsyncIterator[prefill_pb2.PrefillSessionRequest], context: Context) -> None:
         session = Session(await read_hello(requests), worker=self._worker, longest=self._longest)
         epoch = session.router_epoch

@@ -71,6 +71,11 @@ class Session:
             self._drop_work()
             self._broken.set_exception(error)
 
+    @property
+    def num_unsent(self) -> int:
+        """Messages that wait for the router to read."""
+        return self._outbox.qsize()
+
     async def flush(self, *, timeout_seconds: float) -> None:
         """Waits until everything told so far is sent, at most so long."""
         try:
@@ -130,6 +135,7 @@ class Session:
                 raise Unavailable("this prefill worker is draining")
             journey = self._journeys.begin(self._order_of(pb), report=self)
         except PdserveError as error:
+            self._worker.metrics.refused(error)
             retryable = not isinstance(error, InvalidArgument)
             for offset in range(max(1, pb.req.n)):
                 self.failed(WorkFailure.of(key.for_completion(offset), error, retryable=retryable))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from prefill_worker.journeys import Journeys
 from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.pairing import Terms
 from prefill_worker.peers import Peers
+from prefill_worker.states import State
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
 CLEAN_UP_SECONDS = 5.0
@@ -64,7 +66,7 @@ class PrefillWorker:
         self._verify = verify
         self._transfer_timeout = transfer_timeout
         self._max_requests = max_requests
-        self._metrics = metrics
+        self.metrics = metrics
         self._connect = connect
         self._peers: Peers | None = None
         self._journeys: Journeys | None = None
@@ -88,11 +90,12 @@ class PrefillWorker:
         tools = Tools(
             engine=self._engine,
             peer_at=self._peers.at,
+            page_bytes=engine.page_bytes,
             read_page=self._memory.page_view,
             slots=self._staged,
             clock=self.clock,
             verify=self._verify,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
         self._journeys = Journeys(tools=tools, max_requests=self._max_requests)
         return engine
@@ -112,8 +115,10 @@ class PrefillWorker:
         stats = self._stats
         return WorkerLoad(stats.running, stats.waiting, stats.queued_tokens, stats.pages, draining=self.is_draining)
 
-    def pages(self) -> PageCounts:
-        return self._stats.pages
+    def states(self) -> Mapping[str, int]:
+        """Requests here by state. Also for the scraping thread."""
+        counts = Counter(journey.state for journey in (self._journeys or ()))
+        return {state.value: counts[state] for state in State if state is not State.DONE}
 
     async def flush_prefix_cache(self) -> int:
         """Pages dropped."""
@@ -142,6 +147,6 @@ class PrefillWorker:
     def _on_event(self, event: Any) -> None:
         if isinstance(event, Stats):
             self._stats = event
-            self._metrics.watch(event)
+            self.metrics.computed(event.computed_tokens)
         elif self._journeys is not None:
             self._journeys.on_event(event)

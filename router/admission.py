@@ -61,13 +61,13 @@ class Admission:
     def enter(self, request_id: str, *, priority: int = 0, tenant: str = "") -> Ticket:
         """Raises Unavailable when closed, AlreadyExists for a name in use, ResourceExhausted naming the full limit."""
         if self._closed_because is not None:
-            raise Unavailable(self._closed_because)
+            raise Unavailable(self._closed_because, reason="shutting_down")
         if request_id in self._inside:
             raise AlreadyExists(f"request_id {request_id!r} is in use by a running request")
         if self.in_flight >= self._max_in_flight:
-            raise self._full(self.in_flight, self._max_in_flight, "are in flight", "--max-in-flight")
+            raise self._full(self.in_flight, self._max_in_flight, "are in flight", "--max-in-flight", "too_many_in_flight")
         if self._queued >= self._max_queue:
-            full = self._full(self._queued, self._max_queue, "wait for their first token", "--max-queue")
+            full = self._full(self._queued, self._max_queue, "wait for their first token", "--max-queue", "queue_full")
             if not self._line.displace(priority, tenant, full):
                 raise full
         ticket = self._inside[request_id] = Ticket(self, request_id)
@@ -89,10 +89,10 @@ class Admission:
     def tickets(self) -> list[Ticket]:
         return list(self._inside.values())
 
-    def _full(self, count: int, limit: int, which: str, flag: str) -> ResourceExhausted:
+    def _full(self, count: int, limit: int, which: str, flag: str, reason: str) -> ResourceExhausted:
         wait = self._line.retry_after()
         text = f"{count} requests {which}, the limit is {limit} ({flag}); try again in {wait.total_seconds():.0f} s"
-        return ResourceExhausted(text, retry_after=wait)
+        return ResourceExhausted(text, retry_after=wait, reason=reason)
 
     async def empty(self) -> None:
         """Returns when nobody is inside."""

@@ -89,7 +89,7 @@ class Attempts:
     def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
         if (attempt := completion.attempt) is None:
             return
-        self._metrics.attempt_failed()
+        self._metrics.attempt_failed(error)
         log.warning("attempt %d failed: %s", attempt.number, error, extra=self._extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
@@ -180,7 +180,7 @@ class Attempts:
             member.begin(attempt)
             self._dispatch.add(member, self)
         submit = self._message(attempt, deadline_ms)
-        self._metrics.attempt_begun()
+        self._metrics.attempt_begun(members[0].restart or "first")
         log.debug("attempt %d is on %s", attempt.number, " and ".join(sorted(pair.ids)), extra=self._extra)
         if (session := self._fleet.session(pair.prefill)) is not None:
             session.submit(submit)
@@ -215,7 +215,7 @@ class Attempts:
             self._tell_workers(completion)
         self._dispatch.remove(completion)
         self._take_back(completion, is_computed=False)
-        completion.withdraw()
+        completion.withdraw("failure" if cancel else "retraction")
 
     def _cancel(self, completion: Completion) -> None:
         self._tell_workers(completion)

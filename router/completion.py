@@ -51,6 +51,7 @@ class CompletionEvents(Protocol):
 class Completion:
     """token_ids: all output so far, on all attempts; len() is the next index.
     attempt, attempt_number: the current one, None and 0 while none is under way. attempts: how many were begun.
+    restart: why the next attempt is begun anew, "failure" or "retraction"; "" before the first.
     finish: why it is over for the client; None while it runs.
     failures: attempts that failed and count. avoid: the workers they were on.
     """
@@ -65,6 +66,7 @@ class Completion:
         self.attempt: Attempt | None = None
         self.attempt_number = 0
         self.attempts = 0
+        self.restart = ""
         self.finish: FinishReason | None = None
         self.failures = 0
         self.avoid: frozenset[str] = frozenset()
@@ -84,9 +86,10 @@ class Completion:
         self.attempt = attempt
         self.attempt_number = self.attempts = attempt.number
 
-    def withdraw(self) -> None:
+    def withdraw(self, why: str) -> None:
         """The current attempt is over without the rest of its tokens; whatever still comes from it is ignored."""
         self.move_to(Stage.PLACING)
+        self.restart = why
         self.attempt = None
         self.attempt_number = 0
         self._held.clear()

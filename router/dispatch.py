@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Protocol
 
 from common.errors import PdserveError, from_status
@@ -33,6 +34,10 @@ class Dispatch:
 
     def __len__(self) -> int:
         return len(self._live)
+
+    def stages(self) -> Counter[Stage]:
+        """How many completions are in each stage. Also for the scraping thread."""
+        return Counter(completion.stage for completion, _ in list(self._live.values()))
 
     def add(self, completion: Completion, events: WorkEvents) -> None:
         self._live[completion.uid] = completion, events

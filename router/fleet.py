@@ -77,6 +77,11 @@ class Fleet:
         """None once the worker is gone."""
         return self._sessions.get(worker)
 
+    @property
+    def num_unsent(self) -> int:
+        """Messages that wait to be sent to workers. Also for the scraping thread."""
+        return sum(session.num_unsent for session in list(self._sessions.values()))
+
     async def until_placeable(self, ask: Ask) -> None:
         """Returns once there are workers that can take it; waits a little. Raises Unavailable saying why there are none."""
         try:
@@ -84,7 +89,7 @@ class Fleet:
                 while seats_for(self.registry.live, ask) is None:
                     await self._changed.wait()
         except TimeoutError:
-            raise Unavailable(f"no prefill and decode pair: {self._why_none(ask)}") from None
+            raise Unavailable(f"no prefill and decode pair: {self._why_none(ask)}", reason="no_workers") from None
 
     async def flush_prefix_caches(self, *, timeout: timedelta) -> int:
         """Pages freed on all workers. Raises Unavailable naming the first worker that did not answer; the others are flushed."""

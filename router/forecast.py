@@ -47,4 +47,4 @@ class Forecast:
             f"its deadline is in {time_left:.1f} s and its first token is expected in {seconds:.1f} s: "
             f"{self.tokens_ahead} prompt tokens are before it, which take {self.line_pace:.0f} a second"
         )
-        return ResourceExhausted(text, retry_after=self.retry_after)
+        return ResourceExhausted(text, retry_after=self.retry_after, reason="too_late")

@@ -51,8 +51,9 @@ class Journey:
         self._attempts = attempts
 
     @property
-    def output_tokens(self) -> int:
-        return sum(completion.output.count for completion in self._completions)
+    def is_placed(self) -> bool:
+        """Some worker has been given it."""
+        return self._attempts.pair is not None
 
     async def run(self, write: Write, *, on_first_token: Callable[[], None]) -> None:
         """Returns after the last Finished. Raises the status the call ends with. Cancelling it cancels all work."""

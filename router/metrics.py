@@ -2,95 +2,119 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter as Tally
+from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import Metric
 
-from common.metrics import REGISTRY, record
+from common.errors import PdserveError
+from common.metrics import REGISTRY, STAGE_BUCKETS, gauge, record, register_gauges
 from common.work import Role
+from router.admission import Admission
+from router.completion import Stage
+from router.dispatch import Dispatch
+from router.fleet import Fleet
+from router.hot_metrics import HotCounter, HotHistogram
+from router.request_queue import RequestQueue
+from router.workers import Worker, WorkerState
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 5)
+TOTAL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 class RouterMetrics:
-    """One set per registry."""
+    """One set per registry. Event loop only, but for gauges, which the scraping thread reads."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         own: dict[str, Any] = {"registry": registry}
-        self._in_flight = Gauge("pdserve_requests_in_flight", "Requests let in and not ended.", **own)
-        self._queued = Gauge("pdserve_requests_queued", "Requests let in and without their first token.", **own)
-        self._work = Gauge("pdserve_completions_on_workers", "Completions some worker has a part of.", **own)
-        self._ready = Gauge("pdserve_ready_workers", "Workers that take work from this router.", ["role"], **own)
-        self._requests = Counter("pdserve_requests", "Ended requests.", ["outcome"], **own)
-        self._tokens = Counter("pdserve_tokens", "Tokens of ended requests.", ["kind"], **own)
+        self._registry = registry
+        self._requests = Counter("pdserve_requests", "Ended requests, by gRPC status.", ["outcome"], **own)
+        self._refusals = Counter("pdserve_refusals", "Work refused before it began.", ["reason"], **own)
+        self._tokens = HotCounter("pdserve_tokens", "Tokens of begun requests.", "kind", ("prompt", "output"))
+        self._begun = Counter("pdserve_attempts", "Attempts begun.", ["cause"], **own)
+        self._failed = Counter("pdserve_attempt_failures", "Attempts that failed, by gRPC status.", ["code"], **own)
+        self._retracted = Counter("pdserve_retractions", "Attempts that a decode worker gave back.", **own)
         self._ttft = Histogram("pdserve_ttft_seconds", "From arrival to the first token.", buckets=TTFT_BUCKETS, **own)
-        self._gap = _HotHistogram("pdserve_token_gap_seconds", "Mean time between the tokens of a delta.", GAP_BUCKETS)
+        self._gap = HotHistogram("pdserve_token_gap_seconds", "Mean time between the tokens of a delta.", GAP_BUCKETS)
+        stage: dict[str, Any] = {"buckets": STAGE_BUCKETS, "registry": registry}
+        self._queue = Histogram("pdserve_queue_seconds", "From arrival until a prefill worker began.", **stage)
+        self._prefill = Histogram("pdserve_prefill_seconds", "From then until the first token.", **stage)
+        self._handoff = Histogram("pdserve_handoff_seconds", "From then until the decode worker had it.", **stage)
+        self._total = Histogram("pdserve_request_seconds", "From arrival to the end.", buckets=TOTAL_BUCKETS, **own)
+        registry.register(self._tokens)
         registry.register(self._gap)
-        self._begun = Counter("pdserve_attempts", "Attempts begun.", **own)
-        self._failed = Counter("pdserve_attempt_failures", "Attempts that failed.", **own)
-        self._retracted = Counter("pdserve_retractions", "Requests a decode worker handed back for want of pages.", **own)
 
-    def watch(
-        self,
-        *,
-        in_flight: Callable[[], int],
-        queued: Callable[[], int],
-        on_workers: Callable[[], int],
-        ready: Callable[[Role], int],
-    ) -> None:
-        """Where the gauges are read from, at scrape time. ready: how many workers of a role take work."""
-        self._ready.labels("prefill").set_function(lambda: ready("prefill"))
-        self._ready.labels("decode").set_function(lambda: ready("decode"))
-        self._in_flight.set_function(in_flight)
-        self._queued.set_function(queued)
-        self._work.set_function(on_workers)
+    def watch(self, *, admission: Admission, queue: RequestQueue, dispatch: Dispatch, fleet: Fleet) -> None:
+        """What the gauges are read from, at scrape time."""
 
-    def request_ended(self, outcome: str, *, prompt_tokens: int, output_tokens: int) -> None:
+        def requests() -> Iterable[Metric]:
+            stages = dispatch.stages()
+            on_workers = {stage.name.lower(): stages[stage] for stage in (Stage.PREFILL, Stage.DECODE)}
+            yield gauge("pdserve_requests_in_flight", "Requests let in and not ended.", admission.in_flight)
+            yield gauge("pdserve_requests_queued", "Requests let in and without their first token.", admission.queued)
+            yield gauge("pdserve_requests_in_line", "Requests that wait for workers with room.", len(queue))
+            yield gauge("pdserve_tokens_in_line", "Prompt tokens of requests that wait for workers with room.", queue.tokens)
+            yield gauge("pdserve_completions", "Completions on workers, by stage.", on_workers, "stage")
+            yield gauge("pdserve_outbox_messages", "Messages that wait to be sent over the sessions.", fleet.num_unsent)
+
+        def workers() -> Iterable[Metric]:
+            live = fleet.registry.live
+            states = Tally((worker.role, worker.state) for worker in [*live, *fleet.registry.recently_lost])
+            by_state = {(role, state.value): states[role, state] for role in ROLES for state in WorkerState}
+            yield gauge("pdserve_workers", "Workers known, by state; lost ones for a while.", by_state, "role", "state")
+            yield gauge("pdserve_ready_workers", "Workers that take work from this router.", _ready(live), "role")
+
+        register_gauges("requests", requests, self._registry)
+        register_gauges("workers", workers, self._registry)
+
+    def refused(self, error: PdserveError) -> None:
+        """A request was ended before an attempt at it began."""
+        record(lambda: self._refusals.labels(error.reason).inc())
+
+    def request_ended(self, outcome: str) -> None:
         """outcome: "OK" or the status's name."""
+        record(lambda: self._requests.labels(outcome).inc())
 
-        def update() -> None:
-            self._requests.labels(outcome).inc()
-            self._tokens.labels("prompt").inc(prompt_tokens)
-            self._tokens.labels("output").inc(output_tokens)
-
-        record(update)
+    def prompt(self, tokens: int) -> None:
+        """A request is about to begin."""
+        record(lambda: self._tokens.add("prompt", tokens))
 
     def first_token(self, seconds: float) -> None:
         record(lambda: self._ttft.observe(seconds))
 
-    def token_gap(self, seconds: float) -> None:
-        self._gap.observe(seconds)
+    def sent(self, tokens: int, *, gap_seconds: float | None = None) -> None:
+        """A delta of so many tokens is on its way. gap_seconds: between them; None for a completion's first delta."""
+        self._tokens.add("output", tokens)
+        if gap_seconds is not None:
+            self._gap.observe(gap_seconds)
 
-    def attempt_begun(self) -> None:
-        record(self._begun.inc)
+    def completion_ended(self, *, queue: float, prefill: float, handoff: float | None, total: float) -> None:
+        """One has sent its Finished. All in seconds; handoff: None if no decode worker had it."""
 
-    def attempt_failed(self) -> None:
-        record(self._failed.inc)
+        def update() -> None:
+            self._queue.observe(queue)
+            self._prefill.observe(prefill)
+            if handoff is not None:
+                self._handoff.observe(handoff)
+            self._total.observe(total)
+
+        record(update)
+
+    def attempt_begun(self, cause: str) -> None:
+        """cause: "first", "failure" or "retraction" of the one before."""
+        record(lambda: self._begun.labels(cause).inc())
+
+    def attempt_failed(self, error: PdserveError) -> None:
+        record(lambda: self._failed.labels(error.status.name).inc())
 
     def retracted(self) -> None:
         record(self._retracted.inc)
 
 
-class _HotHistogram(Collector):
-    """A histogram for the path of every token: the event loop adds numbers, and only a scrape makes a metric of them."""
-
-    def __init__(self, name: str, text: str, buckets: Sequence[float]) -> None:
-        self._name, self._text, self._buckets = name, text, buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._buckets, value)] += 1
-        self._sum += value
-
-    def collect(self) -> Iterable[Metric]:
-        counts, total, rows = list(self._counts), 0, []
-        for bound, count in zip((*map(str, self._buckets), "+Inf"), counts, strict=True):
-            total += count
-            rows.append((bound, total))
-        yield HistogramMetricFamily(self._name, self._text, buckets=rows, sum_value=self._sum)
+def _ready(workers: Iterable[Worker]) -> dict[str, int]:
+    ready = Tally(worker.role for worker in workers if worker.is_placeable)
+    return {role: ready[role] for role in ROLES}

@@ -77,20 +77,19 @@ class Pipeline:
 
     async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, caller: Caller) -> None:
         """Returns after the last Finished was written. Raises the status the call ends with."""
-        outcome, usage = "OK", _Usage()
+        outcome, journey = "OK", None
         try:
             request = validate(pb, self.limits)
             name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
             await self._admission.left(name, within_seconds=GOODBYE_SECONDS)
             with self._admission.enter(name, priority=request.priority, tenant=caller.tenant) as ticket:
-                journey = await self._prepare(request, ticket, usage, caller)
+                journey = await self._prepare(request, ticket, caller)
                 del request  # Its list of ids would be the largest thing a long stream holds.
-                try:
-                    await journey.run(write, on_first_token=ticket.started)
-                finally:
-                    usage.output = journey.output_tokens
+                await journey.run(write, on_first_token=ticket.started)
         except PdserveError as error:
             outcome = error.status.name
+            if journey is None or not journey.is_placed:
+                self._metrics.refused(error)
             raise
         except asyncio.CancelledError:
             outcome = "CANCELLED"
@@ -99,7 +98,7 @@ class Pipeline:
             outcome = "INTERNAL"
             raise
         finally:
-            self._metrics.request_ended(outcome, prompt_tokens=usage.prompt, output_tokens=usage.output)
+            self._metrics.request_ended(outcome)
 
     def abort(self, request_id: str) -> bool:
         """False: no running request has this id."""
@@ -108,17 +107,17 @@ class Pipeline:
             ticket.end(None)
         return ticket is not None
 
-    async def _prepare(self, request: ValidRequest, ticket: Ticket, usage: _Usage, caller: Caller) -> Journey:
+    async def _prepare(self, request: ValidRequest, ticket: Ticket, caller: Caller) -> Journey:
         """From a valid request to a journey that can run."""
         prompt = await self._model.read(request.prompt)
         check_prompt(prompt, self.limits)
-        usage.prompt = len(prompt)
         if pair_pages(self._fleet.registry.live) is None:
             await self._fleet.until_placeable(ANY)  # Before that nobody knows the pools.
             check_prompt(prompt, self.limits)
         work = self._work(request, ticket.request_id, prompt, caller)
         journey = self._journey(request, work, caller.arrived_at)
         ticket.attach(journey.end)
+        self._metrics.prompt(len(prompt))
         return journey
 
     def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], caller: Caller) -> Work:
@@ -179,10 +178,3 @@ class Pipeline:
         plain = request.ids_only and not logprobs
         stream = None if plain else TextStream.of(self._model.tokenizer, request)
         return Output(stream, request_id=request_id, number=number, logprobs=logprobs)
-
-
-class _Usage:
-    """Tokens, for the metrics."""
-
-    prompt = 0
-    output = 0

@@ -97,7 +97,7 @@ class Registry:
         del self._live[worker.id]
         self._replaced = {old: successor for old, successor in self._replaced.items() if successor is not worker}
         worker.lost_at, worker.lost_because = self._clock(), reason
-        self._lost.append(worker)
+        self._lost = [*self.recently_lost, worker]
         log.warning("%s is lost: %s", worker, reason)
         self._tell(lambda listener: listener.left(worker, with_last_words=with_last_words))
 
@@ -113,9 +113,9 @@ class Registry:
 
     @property
     def recently_lost(self) -> list[Worker]:
+        """Also for the scraping thread."""
         now = self._clock()
-        self._lost = [worker for worker in self._lost if worker.lost_at is not None and now - worker.lost_at < LOST_SHOWN_SECONDS]
-        return list(self._lost)
+        return [worker for worker in self._lost if worker.lost_at is not None and now - worker.lost_at < LOST_SHOWN_SECONDS]
 
     def why_none(self, role: Role) -> str:
         """Why no worker of this role takes requests now."""

@@ -47,6 +47,11 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._line)
 
+    @property
+    def tokens(self) -> int:
+        """Of the prompts that wait."""
+        return self._line.tokens
+
     def enter(self, waiter: Waiter) -> None:
         """Calls waiter.go at once if it is its turn, waiter.refuse if that would come too late; else it waits."""
         self._line.add(waiter)
@@ -133,7 +138,7 @@ class RequestQueue:
     def _waited_too_long(self, waiter: Waiter) -> None:
         seconds = self._longest_wait.total_seconds()
         text = f"waited {seconds:g} s for a worker with room, the limit (--queue-wait)"
-        self._refuse(waiter, ResourceExhausted(text, retry_after=self.retry_after()))
+        self._refuse(waiter, ResourceExhausted(text, retry_after=self.retry_after(), reason="waited_too_long"))
 
     def _watch(self, waiter: Waiter) -> None:
         """While no worker could ever take it, it waits no longer than the fleet says."""

@@ -77,12 +77,7 @@ class Router:
             max_attempts=config.max_attempts,
             rng=rng,
         )
-        metrics.watch(
-            in_flight=lambda: self.admission.in_flight,
-            queued=lambda: self.admission.queued,
-            on_workers=lambda: len(self.dispatch),
-            ready=lambda role: sum(worker.role == role and worker.is_placeable for worker in self.registry.live),
-        )
+        metrics.watch(admission=self.admission, queue=self.queue, dispatch=self.dispatch, fleet=self.fleet)
         self._server = self._security.make_server()
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))
         keys = CallerKeys(session=config.session_key, tenant=config.tenant_key)
@@ -134,7 +129,7 @@ def calm_garbage_collection() -> None:
 async def serve(config: RouterConfig, stop: Stop) -> int:
     """The process's main: from start to exit code."""
     log.info("router %s: %s", VERSION, describe(config))
-    metrics_port = start_metrics_server(config.metrics_port)
+    metrics_port = start_metrics_server(config.metrics_port, role="router")
     router = Router(config, metrics=RouterMetrics(), rng=random.SystemRandom())
     address = await router.start()
     calm_garbage_collection()

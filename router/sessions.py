@@ -62,6 +62,11 @@ class Session:
         self._stub: Any = stub(self._channel)
         self._receive: Any = receiver.prefill_message if is_prefill else receiver.decode_message
 
+    @property
+    def num_unsent(self) -> int:
+        """Messages that wait to be sent."""
+        return self._outgoing.qsize()
+
     def submit(self, submit: prefill_pb2.Submit) -> None:
         """To a prefill worker, or a decode worker with local_prefill. Dropped if the session has just ended: then session_ended
         tells about the attempt too."""

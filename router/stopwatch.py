@@ -22,8 +22,9 @@ class Stopwatch:
             if self._first_sent_at is None:
                 self._first_sent_at = now
                 self._metrics.first_token(now - self._arrived_at)
-        elif count > last[1]:
-            self._metrics.token_gap((now - last[0]) / (count - last[1]))
+            self._metrics.sent(count)
+        elif (fresh := count - last[1]) > 0:
+            self._metrics.sent(fresh, gap_seconds=(now - last[0]) / fresh)
         self._last[number] = now, count
 
     def timing(self, completion: Completion, prefill_started_at: float | None, now: float) -> generation_pb2.Timing:
@@ -31,6 +32,12 @@ class Stopwatch:
         first_token_at = completion.first_token_at if completion.first_token_at is not None else now
         started_at = prefill_started_at if prefill_started_at is not None else first_token_at
         handed_off_at = completion.handed_off_at if completion.handed_off_at is not None else first_token_at
+        self._metrics.completion_ended(
+            queue=started_at - self._arrived_at,
+            prefill=first_token_at - started_at,
+            handoff=None if completion.handed_off_at is None else handed_off_at - first_token_at,
+            total=now - self._arrived_at,
+        )
         return generation_pb2.Timing(
             queue_ms=_ms(self._arrived_at, started_at),
             prefill_ms=_ms(started_at, first_token_at),

@@ -64,7 +64,7 @@ async def pair(*, pages: int = 32, prefill_cuda: FakeCuda | None = None, **setti
 def transports(worked: Pair) -> dict[str, float]:
     found: dict[str, float] = {}
     for metric in worked.stand.registry.collect():
-        found |= {s.labels["transport"]: s.value for s in metric.samples if "transport" in s.labels and s.name.endswith("total")}
+        found |= {s.labels["transport"]: s.value for s in metric.samples if s.name == "pdserve_handoffs_total"}
     return {name: value for name, value in found.items() if value}
 
 

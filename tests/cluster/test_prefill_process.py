@@ -235,7 +235,7 @@ async def test_pages_and_load_are_on_the_metrics_port(start: Start) -> None:
                 'pdserve_pages{kind="free"}': "62.0",
                 'pdserve_pages{kind="cached"}': "2.0",
                 'pdserve_pages{kind="held"}': "0.0",
-                "pdserve_pages_total": "64.0",
+                "pdserve_pool_pages": "64.0",
                 "pdserve_running_requests": "0.0",
                 "pdserve_prefill_tokens_total": "10.0",
             }

@@ -40,7 +40,8 @@ async def test_a_retraction_continues_seamlessly_and_counts_no_failure(stand: Ro
     assert answer.only.end.timing.attempts == 6
     assert answer.usage.prompt_tokens == 5
     assert stand.metric("pdserve_retractions_total") == 5
-    assert stand.metric("pdserve_attempt_failures_total") == 0
+    assert stand.metric("pdserve_attempts_total", cause="retraction") == 5
+    assert stand.metric("pdserve_attempts_total", cause="failure") == 0
     again = stand.prefill[0].submits[1].req
     assert again.key.uid == stand.prefill[0].submits[0].req.key.uid, "it keeps its place by arrival"
     assert (again.key.attempt, again.prompt_len, again.output_len) == (2, 5, 37)
@@ -104,7 +105,9 @@ async def test_a_retryable_failure_is_retried_and_the_last_one_told(stand: Route
     code, message = await stand.client.refusal(PROMPT, sampling=FORTY)
 
     assert code is grpc.StatusCode.UNAVAILABLE and "3 attempts" in message and "no answer from decode-0" in message
-    assert stand.metric("pdserve_attempt_failures_total") == 5
+    assert stand.metric("pdserve_attempt_failures_total", code="UNAVAILABLE") == 5
+    assert stand.metric("pdserve_attempts_total", cause="first") == 2
+    assert stand.metric("pdserve_attempts_total", cause="failure") == 4
 
 
 async def test_a_refusal_reaches_the_client_with_its_status_hnd_11(stand: RouterStand) -> None:

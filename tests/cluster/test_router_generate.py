@@ -189,5 +189,7 @@ async def test_requests_and_tokens_are_counted(stand: RouterStand) -> None:
     assert stand.metric("pdserve_requests_total", outcome="INVALID_ARGUMENT") == 1
     assert stand.metric("pdserve_tokens_total", kind="prompt") == 5
     assert stand.metric("pdserve_tokens_total", kind="output") == 6
-    assert stand.metric("pdserve_ttft_seconds_count") == 1
+    assert stand.metric("pdserve_refusals_total", reason="invalid_argument") == 1
+    for name in ("ttft", "queue", "prefill", "handoff", "request"):
+        assert stand.metric(f"pdserve_{name}_seconds_count") == 1, name
     assert stand.metric("pdserve_requests_in_flight") == stand.metric("pdserve_requests_queued") == 0

@@ -151,7 +151,7 @@ class Harness:
         self.do(commands.Commit(granted.ticket, first_tokens(req, finish=finish), len(granted.page_ids), crcs))
 
     def _checksums(self, req: Req, granted: commands.Granted) -> Iterator[int]:
-        pool, ticket = self.runner.pool, self.core._tickets._reservations.receiving(granted.ticket)
+        pool, ticket = self.runner.pool, self.core._tickets.reservations.receiving(granted.ticket)
         only_tokens = ticket is not None and ticket.transport == "cuda_ipc"
         for index, page in enumerate(granted.page_ids):
             tokens = tokens_of(index, input_len=len(req.input_ids), prefix_len=granted.prefix_len, page_size=pool.page_size)

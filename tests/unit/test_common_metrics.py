@@ -1,5 +1,6 @@
 """Metrics over real HTTP, read at scrape time."""
 
+import itertools
 import logging
 import socket
 import urllib.request
@@ -7,9 +8,12 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from common import metrics
 from common.errors import StartError
-from common.metrics import record, register_load_gauges, register_page_gauges, start_metrics_server
+from common.metrics import gauge, record, register_gauges, start_metrics_server
+from common.version import VERSION
 from common.work import PageCounts, WorkerLoad
+from common.worker_metrics import WorkerMetrics
 
 
 def scrape(port: int | None) -> str:
@@ -17,43 +21,54 @@ def scrape(port: int | None) -> str:
         return str(answer.read().decode())
 
 
+class Watched(WorkerMetrics):
+    """A worker's metrics with a load that the test sets."""
+
+    def __init__(self, registry: CollectorRegistry, load: WorkerLoad) -> None:
+        super().__init__(registry=registry)
+        self.load = load
+        self.watch(load=lambda: self.load, states=lambda: {"queued": 4}, sessions=lambda: 1, outbox=lambda: 0)
+
+
 def test_gauges_show_the_values_of_the_moment_of_the_scrape() -> None:
     registry = CollectorRegistry()
-    now = {"pages": PageCounts(5, 2, 1, 0, 8), "load": WorkerLoad(running=3, waiting=4)}
-    register_page_gauges(lambda: now["pages"], registry=registry)  # type: ignore[arg-type,return-value]
-    register_load_gauges(lambda: now["load"], registry=registry)  # type: ignore[arg-type,return-value]
-    port = start_metrics_server(0, registry=registry)
+    worker = Watched(registry, WorkerLoad(3, 4, queued_tokens=9, pages=PageCounts(5, 2, 1, 0, 8)))
+    port = start_metrics_server(0, role="decode", registry=registry)
     first = scrape(port)
     for line in ('pdserve_pages{kind="free"} 5.0', 'pdserve_pages{kind="held"} 2.0', 'pdserve_pages{kind="cached"} 1.0'):
         assert line in first
-    for line in ('pdserve_pages{kind="quarantined"} 0.0', "pdserve_pages_total 8.0"):
+    for line in ('pdserve_pages{kind="quarantined"} 0.0', "pdserve_pool_pages 8.0", "pdserve_queued_prefill_tokens 9.0"):
         assert line in first
-    assert "pdserve_running_requests 3.0" in first
-    assert "pdserve_waiting_requests 4.0" in first
-    now["load"] = WorkerLoad()
+    for line in ("pdserve_running_requests 3.0", "pdserve_waiting_requests 4.0", "pdserve_draining 0.0", "pdserve_sessions 1.0"):
+        assert line in first
+    assert 'pdserve_requests_by_state{state="queued"} 4.0' in first
+    assert f'pdserve_info{{role="decode",version="{VERSION}"}} 1.0' in first
+    worker.load = WorkerLoad()
     assert "pdserve_running_requests 0.0" in scrape(port)
 
 
-def test_a_reading_that_fails_leaves_the_other_metrics(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> PageCounts:
-        raise RuntimeError("no pool")
-
+def test_obs_03_a_reading_that_fails_leaves_the_other_metrics(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry()
-    register_page_gauges(broken, registry=registry)
-    register_load_gauges(WorkerLoad, registry=registry)
-    text = scrape(start_metrics_server(0, registry=registry))
-    assert "pdserve_running_requests 0.0" in text
+    register_gauges("pages", lambda: [gauge("pdserve_pages", "", 1 / 0)], registry)
+    register_gauges("other", lambda: [gauge("pdserve_other", "", 2)], registry)
+    text = scrape(start_metrics_server(0, role="router", registry=registry))
+    assert "pdserve_other 2.0" in text
     assert "pdserve_pages" not in text
     assert "the pages metrics could not be read" in caplog.text
 
 
 def test_a_second_registration_takes_the_place_of_the_first() -> None:
     registry = CollectorRegistry()
-    register_load_gauges(lambda: WorkerLoad(running=1), registry=registry)
-    register_load_gauges(lambda: WorkerLoad(running=2), registry=registry)
-    text = scrape(start_metrics_server(0, registry=registry))
-    assert text.count("\npdserve_running_requests ") == 1
-    assert "pdserve_running_requests 2.0" in text
+    for value in (1, 2):
+        register_gauges("load", lambda value=value: [gauge("pdserve_load", "", value)], registry)  # type: ignore[misc]
+    text = scrape(start_metrics_server(0, role="router", registry=registry))
+    assert text.count("\npdserve_load ") == 1
+    assert "pdserve_load 2.0" in text
+
+
+@pytest.fixture(autouse=True)
+def no_complaints_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_complaints", itertools.count(1))
 
 
 def test_obs_03_an_impossible_update_is_logged_and_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,8 +78,14 @@ def test_obs_03_an_impossible_update_is_logged_and_goes_no_further(caplog: pytes
     assert "a metric could not be updated" in caplog.text
 
 
+def test_a_metric_that_always_fails_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(metrics.COMPLAINTS + 5):
+        record(lambda: 1 / 0)
+    assert len(caplog.records) == metrics.COMPLAINTS
+
+
 def test_no_port_serves_nothing() -> None:
-    assert start_metrics_server(None) is None
+    assert start_metrics_server(None, role="router") is None
 
 
 def test_a_taken_metrics_port_is_a_start_error_naming_it() -> None:
@@ -73,4 +94,4 @@ def test_a_taken_metrics_port_is_a_start_error_naming_it() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=f"cannot serve metrics on 127.0.0.1:{port}: address already in use"):
-            start_metrics_server(port)
+            start_metrics_server(port, role="router")

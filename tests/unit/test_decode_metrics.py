@@ -22,6 +22,6 @@ def test_a_commit_that_says_when_its_prompt_was_computed_is_timed_once() -> None
 
 def test_exposed_time_is_a_histogram() -> None:
     registry = CollectorRegistry()
-    DecodeMetrics(registry=registry).handed_over(0.0004)
+    DecodeMetrics(registry=registry).take(HandedOver(0.0004), draining=False)
     assert registry.get_sample_value("pdserve_handoff_exposed_seconds_bucket", {"le": "0.0005"}) == 1
     assert registry.get_sample_value("pdserve_handoff_exposed_seconds_sum") == 0.0004

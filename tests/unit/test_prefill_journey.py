@@ -527,7 +527,7 @@ async def test_tokens_hand_offs_and_failures_are_counted(stands: Make) -> None:
     count = stand.registry.get_sample_value
     await eventually(lambda: count("pdserve_prefill_tokens_total") == 10 + 3 + 2, within=2)
     assert count("pdserve_handoffs_total", {"transport": "grpc"}) == 2
-    assert count("pdserve_prefill_failures_total", {"code": "15"}) == 1
+    assert count("pdserve_failures_total", {"code": "DATA_LOSS"}) == 1
 
 
 async def test_too_many_requests_are_refused_with_the_number_CAP_06(stands: Make) -> None:

@@ -77,7 +77,7 @@ def test_a_new_attempt_forgets_what_the_old_one_left_waiting() -> None:
     completion, _ = make()
     completion.deliver(token(0), 0.0)
     completion.deliver(token(2), 0.0)
-    completion.withdraw()
+    completion.withdraw("failure")
     assert (completion.attempt, completion.attempt_number, completion.attempts) == (None, 0, 1)
     begin(completion, 2)
     completion.deliver(token(1), 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from router.metrics import RouterMetrics
 
@@ -14,7 +14,7 @@ def test_token_gaps_are_scraped_as_a_cumulative_histogram() -> None:
     registry = CollectorRegistry()
     metrics = RouterMetrics(registry)
     for seconds in (0.0005, 0.004, 0.005, 99.0):
-        metrics.token_gap(seconds)
+        metrics.sent(1, gap_seconds=seconds)
 
     def bucket(bound: str) -> float | None:
         return registry.get_sample_value("pdserve_token_gap_seconds_bucket", {"le": bound})
@@ -24,8 +24,18 @@ def test_token_gaps_are_scraped_as_a_cumulative_histogram() -> None:
     assert registry.get_sample_value("pdserve_token_gap_seconds_sum") == pytest.approx(99.0095)
 
 
-def test_a_metric_that_breaks_stops_nothing_obs_03(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_that_breaks_stops_nothing_obs_03(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = RouterMetrics(CollectorRegistry())
-    metrics.request_ended("OK", prompt_tokens=-1, output_tokens=1)
+    with monkeypatch.context() as broken:
+        broken.setattr(Counter, "inc", lambda *_: 1 / 0)
+        metrics.request_ended("OK")
     assert "a metric could not be updated" in caplog.text
-    metrics.request_ended("OK", prompt_tokens=1, output_tokens=1)
+    metrics.request_ended("OK")
+
+
+def test_a_counter_of_the_hot_path_never_decreases_obs_03() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    for tokens in (3, -2, 0, 4):
+        metrics.sent(tokens)
+    assert registry.get_sample_value("pdserve_tokens_total", {"kind": "output"}) == 7
