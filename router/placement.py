@@ -6,7 +6,7 @@ Which of them takes it is a policy's choice (router/policies). A worker with loc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from router.workers import Worker
@@ -87,7 +87,12 @@ def placeable(workers: Iterable[Worker]) -> list[Worker]:
 
 def seats_for(workers: Iterable[Worker], ask: Ask) -> Seats | None:
     """None while there is no placeable worker of a needed role whose pool can hold the request."""
-    usable = [worker for worker in placeable(workers) if worker.profile.total_pages >= ask.pages]
+    return seats_among(placeable(workers), ask)
+
+
+def seats_among(workers: Sequence[Worker], ask: Ask) -> Seats | None:
+    """The same of workers that are placeable and in order of id."""
+    usable = [worker for worker in workers if worker.profile.total_pages >= ask.pages]
     alone = tuple(worker for worker in usable if worker.profile.local_prefill)
     prefills = tuple(worker for worker in usable if worker.role == "prefill")
     decodes = tuple(worker for worker in usable if worker.role == "decode" and not worker.profile.local_prefill)

@@ -59,8 +59,7 @@ class RequestQueue:
         if waiter not in self._line:
             return
         self._note_pace()
-        time_left = None if waiter.deadline is None else waiter.deadline - self._clock()
-        if not waiter.is_begun and (error := self._forecast(waiter).why_too_late(time_left)) is not None:
+        if (error := self._why_too_late(waiter)) is not None:
             self._refuse(waiter, error)
             return
         seconds = self._longest_wait.total_seconds()
@@ -134,6 +133,11 @@ class RequestQueue:
     def _refuse(self, waiter: Waiter, error: PdserveError) -> None:
         self.leave(waiter)
         waiter.refuse(error)
+
+    def _why_too_late(self, waiter: Waiter) -> PdserveError | None:
+        if waiter.is_begun or waiter.deadline is None:
+            return None
+        return self._forecast(waiter).why_too_late(waiter.deadline - self._clock())
 
     def _waited_too_long(self, waiter: Waiter) -> None:
         seconds = self._longest_wait.total_seconds()

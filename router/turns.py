@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from router.placement import Pair, Seats, seats_for
+from router.placement import Pair, Seats, seats_among
 from router.policies import Placer
 from router.room import RoomRule
 from router.waiter import Waiter
@@ -28,8 +28,8 @@ class Turn(NamedTuple):
 
 
 def next_turn(leading: Sequence[Waiter], workers: Sequence[Worker], *, rule: RoomRule, placer: Placer) -> Turn | None:
-    """leading: the first of the line, in order. workers: the placeable ones."""
-    if not any(rule.takes_prompt(worker) for worker in workers if worker.computes_prompts):
+    """leading: the first of the line, in order. workers: the placeable ones, in order of id."""
+    if not leading or not any(rule.takes_prompt(worker) for worker in workers if worker.computes_prompts):
         return None
     passed: list[Waiter] = []
     spare: Turn | None = None
@@ -39,7 +39,7 @@ def next_turn(leading: Sequence[Waiter], workers: Sequence[Worker], *, rule: Roo
         if hopeless is not None and is_patient and _asks_no_less(waiter, hopeless):
             passed.append(waiter)
             continue
-        if (seats := seats_for(workers, ask)) is None:
+        if (seats := seats_among(workers, ask)) is None:
             continue  # It waits for a worker to come, which is no room it could be robbed of.
         if (open_seats := rule.open_seats(seats, pages=waiter.pages if is_patient else None)) is None:
             hopeless = waiter if is_patient and not ask.avoid else hopeless

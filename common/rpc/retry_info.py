@@ -6,11 +6,13 @@ trailing metadata   grpc-status-details-bin: google.rpc.Status(code, message, de
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 import grpc
 
 
+@lru_cache(maxsize=64)  # Thousands are refused at once, in the same words.
 def status_of(code: grpc.StatusCode, message: str, retry_after: timedelta) -> Any:
     """A grpc.Status: code, details and trailing_metadata."""
     # Imported when asked for: only a router that is full needs them.

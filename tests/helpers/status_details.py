@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 
-def retry_after(error: grpc.aio.AioRpcError) -> timedelta | None:
+def retry_after(error: grpc.RpcError) -> timedelta | None:
     """The delay of its google.rpc.RetryInfo; None without one. Raises ValueError if details and status contradict."""
     call: Any = error
     status = rpc_status.from_call(call)
