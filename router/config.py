@@ -18,6 +18,7 @@ class RouterConfig(SecurityConfig):
     model: Path = required("folder of the model: its tokenizer, chat template and limits; the weights are not loaded")
     listen: Address = option(Address("127.0.0.1", 50051), "address of the gRPC server; port 0 takes any free one")
     max_context: int | None = option(None, "prompt and output together at most, in tokens; unset: what the model allows")
+    max_prompt_tokens: int | None = option(None, "a prompt at most, in tokens; unset: what --max-context leaves")
     max_queue: int = option(1024, "requests that may wait for their first token; one more is refused")
     max_in_flight: int = option(4096, "requests that may be in the router at once; one more is refused")
     max_attempts: int = option(3, "how often work on a request may fail before its call fails")
@@ -33,9 +34,12 @@ class RouterConfig(SecurityConfig):
     queue_wait: timedelta = option(timedelta(minutes=10), "how long a request waits for a worker with room, at most")
     worker_silence: timedelta = option(timedelta(seconds=10), "a worker that reports nothing for so long is taken for lost")
     grace: timedelta = option(timedelta(seconds=30), "time for running requests to finish in when the router is stopped")
+    slow_client_timeout: timedelta = option(
+        timedelta(minutes=1), "a client that reads nothing for so long has its call ended, RESOURCE_EXHAUSTED"
+    )
     metrics_port: int | None = option(None, "port of the Prometheus metrics on 127.0.0.1; unset: none")
     log_level: str = option("info", "what to log", choices=("debug", "info", "warning", "error"))
-
+    log_prompts: bool = option(False, "log every prompt; without, no prompt or output is ever logged")
     auth_token_file: Path | None = option(None, "tokens of clients; unset: clients need none", group=SECURITY)
     max_calls_per_client: int | None = option(
         None, "calls that one client may have open, by its token or else its host; unset: no limit of its own", group=SECURITY
@@ -44,7 +48,7 @@ class RouterConfig(SecurityConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_listen(self.listen, tokens=self.auth_token_file, flag="--auth-token-file")
-        for name in ("max_queue", "max_in_flight", "max_attempts", "max_calls_per_client"):
+        for name in ("max_queue", "max_in_flight", "max_attempts", "max_calls_per_client", "max_prompt_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.max_context is not None and self.max_context < 2:
@@ -53,6 +57,8 @@ class RouterConfig(SecurityConfig):
             raise ValueError(f"--queue-tokens must be at least 1, got {self.queue_tokens}")
         if self.queue_wait <= timedelta(0):
             raise ValueError(f"--queue-wait must be more than 0, got {self.queue_wait}")
+        if self.slow_client_timeout < timedelta(milliseconds=100):
+            raise ValueError(f"--slow-client-timeout must be at least 100ms, got {self.slow_client_timeout.total_seconds():g}s")
         check_key("--session-key", self.session_key)
         check_key("--tenant-key", self.tenant_key)
         if self.worker_silence < timedelta(seconds=2):

@@ -11,17 +11,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 
 from common.errors import PdserveError, ResourceExhausted
 from common.rpc.gen.pdserve.v1 import generation_pb2
 from common.work import FinishReason
 from router.attempts import Attempts
 from router.completion import Completion
+from router.output import PLAIN_TOKEN_BYTES
 from router.pacing import Outlet
+from router.patience import Patience
 from router.stopwatch import Stopwatch
 
-MAX_UNREAD_TOKENS = 65_536
-"""Output tokens kept for a client that does not read them."""
+MAX_UNREAD_BYTES = 2 << 20
+"""Output kept for a client that does not read it: 65,536 tokens, or 1,736 with 20 logprobs each (CAP-05)."""
 LAST_WRITE_SECONDS = 1.0
 """How long a reader may take for what is under way when its call ends with a status."""
 
@@ -31,8 +34,21 @@ Write = Callable[[generation_pb2.GenerateResponse], Awaitable[None]]
 class Journey:
     """The CompletionEvents of its completions. run() is the only one that writes to the call."""
 
-    def __init__(self, request_id: str, *, prompt_tokens: int, outlet: Outlet, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        prompt_tokens: int,
+        outlet: Outlet,
+        stopwatch: Stopwatch,
+        token_bytes: int = PLAIN_TOKEN_BYTES,
+        slow_client_timeout: timedelta = timedelta(minutes=1),
+    ) -> None:
+        """token_bytes: what an unread token takes. slow_client_timeout: longest wait for the client to read."""
         self.request_id = request_id
+        self._token_bytes = token_bytes
+        self._slow_client_timeout = slow_client_timeout
+        self._patience = Patience(slow_client_timeout.total_seconds(), on_end=self._stalled)
         self._prompt_tokens = prompt_tokens
         self._outlet = outlet
         self._stopwatch = stopwatch
@@ -67,7 +83,9 @@ class Journey:
                     on_first_token()
                     responses = self._start(responses)
                 for response in responses:
+                    self._patience.begin()
                     await write(response)
+                self._patience.done()
                 self._outlet.wrote()
                 if self._error is not None and self._open:
                     raise self._error
@@ -77,6 +95,7 @@ class Journey:
             raise
         finally:
             self._writer = None
+            self._patience.close()
             self.close()
 
     def end(self, error: Exception | None) -> None:
@@ -96,7 +115,7 @@ class Journey:
         self._attempts.close()
 
     def token_arrived(self, completion: Completion, now: float) -> None:
-        self._unread += 1
+        self._unread += self._token_bytes
         if completion.finish is not None:
             self._attempts.finished(completion)
             self._outlet.touch_now()
@@ -106,8 +125,9 @@ class Journey:
             self._outlet.touch_now()
             return
         self._outlet.touch(now)
-        if self._unread > MAX_UNREAD_TOKENS:
-            self.end(ResourceExhausted(f"the client leaves too much unread, the limit is {MAX_UNREAD_TOKENS} tokens"))
+        if self._unread > MAX_UNREAD_BYTES:
+            limit = MAX_UNREAD_BYTES // self._token_bytes
+            self.end(ResourceExhausted(f"the client leaves too much unread, the limit is {limit} tokens of this kind"))
 
     def gap_too_wide(self, completion: Completion) -> None:
         error = PdserveError(f"token {len(completion.token_ids)} of completion {completion.number} did not come")
@@ -126,6 +146,10 @@ class Journey:
             completion.finish = FinishReason.ABORT
         for completion in running:
             self._attempts.stop(completion)
+
+    def _stalled(self) -> None:
+        seconds = self._slow_client_timeout.total_seconds()
+        self.end(ResourceExhausted(f"the client has read nothing for {seconds:g} s (--slow-client-timeout)"))
 
     def _cut(self) -> None:
         if self._writer is not None:

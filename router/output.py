@@ -12,7 +12,16 @@ ABSORB_TOKENS = 64
 DELTA_TOKENS = 512
 """One Delta begins to be full at, so that none outgrows a client's message limit, whatever its logprobs."""
 
+PLAIN_TOKEN_BYTES = 32
+LOGPROB_BYTES = 56
+"""What an unread token and each logprob with its text take at most, as measured."""
+
 _NO_KEY = WorkKey(0, 0, 0)
+
+
+def bytes_per_token(logprobs: int | None) -> int:
+    """What keeping a token of output takes. logprobs: as in ValidRequest."""
+    return PLAIN_TOKEN_BYTES + (0 if logprobs is None else LOGPROB_BYTES * (logprobs + 1))
 
 
 class Output:

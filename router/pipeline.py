@@ -10,10 +10,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 from common.errors import PdserveError
 from common.rpc.gen.pdserve.v1 import generation_pb2
@@ -27,7 +29,7 @@ from router.dispatch import Dispatch
 from router.fleet import ANY, Fleet
 from router.journey import Journey, Write
 from router.metrics import RouterMetrics
-from router.output import Output
+from router.output import Output, bytes_per_token
 from router.pacing import Outlet
 from router.request_queue import RequestQueue
 from router.served_model import ServedModel
@@ -39,6 +41,9 @@ from router.validation import check_prompt, validate
 
 GOODBYE_SECONDS = 0.2
 """How long a name in use is waited for, in case its call was cancelled a moment ago."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Pipeline:
@@ -56,7 +61,10 @@ class Pipeline:
         epoch: int,
         max_attempts: int,
         rng: random.Random,
+        slow_client_timeout: timedelta = timedelta(minutes=1),
+        log_prompts: bool = False,
     ) -> None:
+        """slow_client_timeout: longest wait for a client to read. log_prompts: prompts go to the log, and only then."""
         self._model = model
         self._admission = admission
         self._fleet = fleet
@@ -66,6 +74,8 @@ class Pipeline:
         self._epoch = epoch
         self._max_attempts = max_attempts
         self._rng = rng
+        self._slow_client_timeout = slow_client_timeout
+        self._log_prompts = log_prompts
         self._uids = Uids()
 
     @property
@@ -111,6 +121,8 @@ class Pipeline:
         """From a valid request to a journey that can run."""
         prompt = await self._model.read(request.prompt)
         check_prompt(prompt, self.limits)
+        if self._log_prompts:
+            log.info("prompt of %d tokens: %r", len(prompt), request.prompt, extra={"request_id": ticket.request_id})
         if pair_pages(self._fleet.registry.live) is None:
             await self._fleet.until_placeable(ANY)  # Before that nobody knows the pools.
             check_prompt(prompt, self.limits)
@@ -155,6 +167,8 @@ class Pipeline:
             prompt_tokens=len(work.prompt),
             outlet=Outlet(active_streams=lambda: self._admission.streaming),
             stopwatch=Stopwatch(arrived_at=arrived_at, metrics=self._metrics),
+            token_bytes=bytes_per_token(request.logprobs),
+            slow_client_timeout=self._slow_client_timeout,
         )
         completions = [
             Completion(uid=uid, number=number, output=self._output(request, work.request_id, number), events=journey)

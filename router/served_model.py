@@ -18,7 +18,7 @@ INLINE_IDS = 4096
 class ServedModel:
     """limits: before any worker narrows them."""
 
-    def __init__(self, folder: ModelDir, *, max_context: int | None) -> None:
+    def __init__(self, folder: ModelDir, *, max_context: int | None, max_prompt_tokens: int | None = None) -> None:
         """Raises StartError if the tokenizer or the chat template cannot be used."""
         self.folder = folder
         self.fingerprint = fingerprint(folder)
@@ -26,6 +26,7 @@ class ServedModel:
         self.limits = Limits(
             vocab_size=folder.vocab_size,
             max_context=folder.max_context if max_context is None else min(folder.max_context, max_context),
+            prompt_cap=max_prompt_tokens,
         )
         self._reader = PromptReader(folder, self.tokenizer)
 

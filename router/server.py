@@ -53,7 +53,11 @@ class Router:
         self._grace = config.grace
         self._listen = config.listen
         self._security = Security(config, client_tokens=config.auth_token_file, max_calls_per_client=config.max_calls_per_client)
-        model = ServedModel(ModelDir.open(config.model, need_weights=False), max_context=config.max_context)
+        model = ServedModel(
+            ModelDir.open(config.model, need_weights=False),
+            max_context=config.max_context,
+            max_prompt_tokens=config.max_prompt_tokens,
+        )
         self.dispatch = Dispatch()
         self.registry = Registry(fingerprint=model.fingerprint)
         self.fleet = Fleet(
@@ -76,6 +80,8 @@ class Router:
             epoch=epoch,
             max_attempts=config.max_attempts,
             rng=rng,
+            slow_client_timeout=config.slow_client_timeout,
+            log_prompts=config.log_prompts,
         )
         metrics.watch(admission=self.admission, queue=self.queue, dispatch=self.dispatch, fleet=self.fleet)
         self._server = self._security.make_server()

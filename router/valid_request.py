@@ -19,15 +19,23 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Limits:
-    """The served model's limits. max_context: prompt and output together, in tokens."""
+    """The served model's limits. max_context: prompt and output together, in tokens. prompt_cap: --max-prompt-tokens."""
 
     vocab_size: int
     max_context: int
+    prompt_cap: int | None = None
 
     @property
     def max_prompt_tokens(self) -> int:
-        """One less than the context: a prompt leaves room for a token of output."""
-        return self.max_context - 1
+        """At most one less than the context: a prompt leaves room for a token of output."""
+        room = self.max_context - 1
+        return room if self.prompt_cap is None else min(room, self.prompt_cap)
+
+    @property
+    def prompt_rule(self) -> str:
+        """What max_prompt_tokens follows from."""
+        is_capped = self.max_prompt_tokens < self.max_context - 1
+        return "--max-prompt-tokens" if is_capped else f"the context of {self.max_context} less one"
 
 
 class TextPrompt(NamedTuple):

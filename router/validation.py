@@ -76,7 +76,7 @@ def check_prompt(ids: Sequence[int], limits: Limits, *, field: str = "prompt") -
     if not ids:
         raise InvalidRequest(field, "must have at least one token", [])
     if len(ids) > limits.max_prompt_tokens:
-        rule = f"must have at most {limits.max_prompt_tokens} tokens (the context of {limits.max_context} less one)"
+        rule = f"must have at most {limits.max_prompt_tokens} tokens ({limits.prompt_rule})"
         raise OutOfRange(field, rule, len(ids))
     rules.check_ids(field, ids, vocab_size=limits.vocab_size)
 

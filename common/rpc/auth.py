@@ -124,20 +124,18 @@ class CallLimit:
         self._limit = limit
         self._open: Counter[str] = Counter()
 
-    @contextmanager
-    def hold(self, caller: str) -> Iterator[None]:
-        """One call, for as long as the block runs. Raises ResourceExhausted naming the limit."""
+    def take(self, caller: str) -> None:
+        """One call. Raises ResourceExhausted naming the limit."""
         if self._open[caller] >= self._limit:
             raise ResourceExhausted(
                 f"{caller} has {self._open[caller]} calls open, the limit is {self._limit} (--max-calls-per-client)"
             )
         self._open[caller] += 1
-        try:
-            yield
-        finally:
-            self._open[caller] -= 1
-            if not self._open[caller]:
-                del self._open[caller]
+
+    def give_back(self, caller: str) -> None:
+        self._open[caller] -= 1
+        if not self._open[caller]:
+            del self._open[caller]
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
@@ -172,10 +170,13 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _limited(self, token: Token | None, context: Context) -> Iterator[None]:
-        assert self._limit is not None
+        assert (limit := self._limit) is not None
         caller = f"client {host_of(context.peer())}" if token is None else f"client {token.name}"
-        with self._limit.hold(caller):
-            yield
+        limit.take(caller)
+        # Not at the end of the handler: a status that a client does not read keeps its call open (CAP-05).
+        ended: Any = lambda _: limit.give_back(caller)  # noqa: E731 - the stubs name a type of callback that is not there
+        context.add_done_callback(ended)
+        yield
 
 
 def _refusing(handler: Any, error: PdserveError) -> Any:

@@ -21,6 +21,8 @@ class Relay:
         self.is_whole.set()
         self.passed_up = 0
         """Bytes forwarded towards the target."""
+        self.connections = 0
+        """Accepted so far."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -41,6 +43,7 @@ class Relay:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
         self._writers |= {writer, there_writer}
         for source, sink, up in ((reader, there_writer, True), (there_reader, writer, False)):

@@ -130,13 +130,15 @@ def test_where_a_peer_is(peer: str, host: str, local: bool) -> None:
 
 def test_the_limit_names_caller_and_number_and_is_each_caller_s_own() -> None:
     limit = CallLimit(2)
-    with limit.hold("client a"), limit.hold("client a"):
-        with pytest.raises(ResourceExhausted, match="client a has 2 calls open, the limit is 2 .--max-calls-per-client."):
-            limit.hold("client a").__enter__()
-        with limit.hold("client b"):
-            pass
-    with limit.hold("client a"):
-        pass
+    for _ in range(2):
+        limit.take("client a")
+    with pytest.raises(ResourceExhausted, match="client a has 2 calls open, the limit is 2 .--max-calls-per-client."):
+        limit.take("client a")
+    limit.take("client b")
+    limit.give_back("client a")
+    limit.take("client a")
+    for caller in ("client a", "client a", "client b"):
+        limit.give_back(caller)
     assert not limit._open
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from router.attempt import Attempt
 from router.completion import Completion, Stage
 from router.journey import Journey
 from router.metrics import RouterMetrics
-from router.output import Output
+from router.output import PLAIN_TOKEN_BYTES, Output
 from router.pacing import Outlet
 from router.placement import Pair
 from router.stake import Stake
@@ -46,10 +47,10 @@ class NoAttempts:
         self.closed += 1
 
 
-def make() -> tuple[Journey, Completion, Any]:
+def make(**options: Any) -> tuple[Journey, Completion, Any]:
     attempts: Any = NoAttempts()
     stopwatch = Stopwatch(arrived_at=0.0, metrics=RouterMetrics(CollectorRegistry()))
-    journey = Journey("r", prompt_tokens=1, outlet=Outlet(active_streams=lambda: 0), stopwatch=stopwatch)
+    journey = Journey("r", prompt_tokens=1, outlet=Outlet(active_streams=lambda: 0), stopwatch=stopwatch, **options)
     completion = Completion(uid=1, number=0, output=Output(None, request_id="r", number=0, logprobs=False), events=journey)
     journey.prepare([completion], attempts)
     stake = Stake(attempts.pair, members=1, tokens=1, pages=1, on_freed=lambda tokens: None)
@@ -69,7 +70,7 @@ async def never(response: generation_pb2.GenerateResponse) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journey_module, "LAST_WRITE_SECONDS", 0.05)
-    monkeypatch.setattr(journey_module, "MAX_UNREAD_TOKENS", 100)
+    monkeypatch.setattr(journey_module, "MAX_UNREAD_BYTES", 100 * PLAIN_TOKEN_BYTES)
 
 
 async def test_unread_tokens_are_bounded_and_the_call_ends_with_the_limit_cap_05() -> None:
@@ -81,8 +82,47 @@ async def test_unread_tokens_are_bounded_and_the_call_ends_with_the_limit_cap_05
     deliver(completion, range(1, 102))
 
     assert attempts.closed, "the workers are told at once, not when the reader wakes"
-    with pytest.raises(ResourceExhausted, match="limit is 100 tokens"):
+    with pytest.raises(ResourceExhausted, match="limit is 100 tokens of this kind"):
         await asyncio.wait_for(running, 1)
+
+
+async def test_a_client_that_reads_nothing_for_too_long_is_ended_with_the_limit_cap_05() -> None:
+    journey, completion, attempts = make(slow_client_timeout=timedelta(milliseconds=50))
+    running = asyncio.create_task(journey.run(never, on_first_token=lambda: None))
+    deliver(completion, [0])
+    with pytest.raises(ResourceExhausted, match="the client has read nothing for 0.05 s .--slow-client-timeout."):
+        await asyncio.wait_for(running, 1)
+    assert attempts.closed
+
+
+async def test_a_client_that_reads_slowly_but_does_is_kept_cap_05() -> None:
+    journey, completion, _ = make(slow_client_timeout=timedelta(milliseconds=60))
+    written = []
+
+    async def slowly(response: generation_pb2.GenerateResponse) -> None:
+        await asyncio.sleep(0.04)
+        written.append(response)
+
+    running = asyncio.create_task(journey.run(slowly, on_first_token=lambda: None))
+    for index in range(5):
+        deliver(completion, [index])
+        await asyncio.sleep(0.05)
+    completion.deliver(work_pb2.Token(uid=1, attempt=1, index=5, token_id=7, finish=generation_pb2.FINISH_REASON_LENGTH), 1.0)
+    await asyncio.wait_for(running, 2)
+    assert written[-1].WhichOneof("event") == "finished"
+
+
+async def test_a_client_that_waits_for_the_next_token_is_not_slow_cap_05() -> None:
+    journey, completion, _ = make(slow_client_timeout=timedelta(milliseconds=30))
+
+    async def write(response: generation_pb2.GenerateResponse) -> None:
+        pass
+
+    running = asyncio.create_task(journey.run(write, on_first_token=lambda: None))
+    deliver(completion, [0])
+    await asyncio.sleep(0.15)
+    completion.deliver(work_pb2.Token(uid=1, attempt=1, index=1, token_id=7, finish=generation_pb2.FINISH_REASON_LENGTH), 1.0)
+    await asyncio.wait_for(running, 1)
 
 
 async def test_a_status_does_not_wait_for_a_reader_grp_02() -> None:
