@@ -17,6 +17,7 @@ from common.engine.cuda.launch import is_power_of_2
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.prefill_graphs import Shape
 from common.engine.cuda.runner import CudaRunner
+from common.engine.cuda.warm_up import warm_up_prefill, warm_up_rows
 from common.engine.kv_pool import KVPool
 from common.engine.load import LoadedModel
 from common.engine.memory import size_pool
@@ -67,6 +68,8 @@ def build_cuda_runner(loaded: LoadedModel, config: EngineConfig, progress: Calla
     )
     if config.chunk_tokens and isinstance(prefill, FlashInferPrefill):
         _capture_prefill(runner, config, geometry, workspace, progress)
+    warm_up_prefill(runner)
+    warm_up_rows(runner.sampling, table)
     return runner
 
 

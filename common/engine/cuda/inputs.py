@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from common.core import Batch, Req
 from common.engine.cuda.attention import CudaMetadata
+from common.engine.cuda.launch import power_of_2_from
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.spans import PagedSpans, indptr
 from common.engine.cuda.upload import UploadRing
@@ -26,15 +27,16 @@ class PrefillInputs:
         self._page_bytes = pool.page_bytes
         self._row_bytes = pool.tensor[0, 0, 0, 0].numel() * pool.tensor.itemsize
         # Per token: id, position, location, and an address of two words; per request: a row of two words.
-        self._uploads = UploadRing(5 * max_tokens + 2 * max_reqs, dtype=torch.int32, device=device)
+        self._uploads = UploadRing(5 * max_tokens + 2 * power_of_2_from(max_reqs), dtype=torch.int32, device=device)
 
     def prepare(self, batch: Batch, stores: Mapping[Req, PeerStore]) -> PagedSpans:
         """Fills batch.input_ids, positions, out_loc and attn_metadata; returns what the attention kernel plans with."""
         batch.padded_reqs = batch.reqs
         tokens = sum(req.extend_len for req in batch.reqs)
-        rows = len(_logit_rows(batch.reqs))
+        # Padded as captured steps are: products of few rows are compiled for their number.
+        rows = power_of_2_from(last) if (last := len(_logit_rows(batch.reqs))) else 0
         packed, spans = self.pack(batch.reqs, stores, tokens=tokens, rows=rows)
-        self.fill(batch, self.upload(packed), tokens=tokens, rows=rows, with_peers=bool(stores))
+        self.fill(batch, self.upload(packed), tokens=tokens, rows=rows)
         return spans
 
     def pack(
@@ -70,11 +72,11 @@ class PrefillInputs:
         """On the device, for the kernels launched next."""
         return self._uploads.upload(packed)
 
-    def fill(self, batch: Batch, uploaded: torch.Tensor, *, tokens: int, rows: int, with_peers: bool) -> None:
+    def fill(self, batch: Batch, uploaded: torch.Tensor, *, tokens: int, rows: int) -> None:
         """The batch's fields as views of a packed upload."""
         wide, narrow = uploaded[: 2 * (tokens + rows)].view(torch.int64), uploaded[2 * (tokens + rows) :]
         batch.input_ids, batch.positions, batch.out_loc = narrow.view(3, tokens).unbind()
-        batch.attn_metadata = CudaMetadata(logit_rows=wide[tokens:], peer_addr=wide[:tokens] if with_peers else None)
+        batch.attn_metadata = CudaMetadata(logit_rows=wide[tokens:], peer_addr=wide[:tokens])
 
     def _locations(self, req: Req, positions: NDArray[np.int32]) -> NDArray[np.int32]:
         size = self._table.page_size

@@ -77,7 +77,7 @@ class PrefillGraphs:
         inputs = self._inputs.upload(packed).clone()
         batch = Batch([], "prefill")
         batch.padded_reqs = []
-        self._inputs.fill(batch, inputs, tokens=shape.tokens, rows=shape.reqs, with_peers=True)
+        self._inputs.fill(batch, inputs, tokens=shape.tokens, rows=shape.reqs)
         kernel.plan(spans)
         forward(batch, kernel)
         torch.cuda.synchronize()

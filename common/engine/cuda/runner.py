@@ -50,11 +50,12 @@ class CudaRunner:
         self.pool = pool
         self.attention = attention
         self._model = loaded.model
+        self.max_tokens = max_tokens
         self._inputs = PrefillInputs(
             page_table, pool, max_tokens=max_tokens, max_reqs=max(page_table.rows, 8), device=self.device
         )
-        self._sampling = SamplingState(FIRST_TOKENS + 1, loaded.shape.vocab_size, loaded.eos_token_ids, self.device)
-        self._sampler = DeviceSampler(self._sampling, FIRST_TOKENS)
+        self.sampling = SamplingState(FIRST_TOKENS + 1, loaded.shape.vocab_size, loaded.eos_token_ids, self.device)
+        self._sampler = DeviceSampler(self.sampling, FIRST_TOKENS)
         self._rows = UploadRing(2 * FIRST_TOKENS, dtype=torch.int32, device=self.device)
         self._graphs: PrefillGraphs | None = None
         self._ctx = Context(page_size=page_table.page_size)
@@ -71,9 +72,13 @@ class CudaRunner:
             if self._graphs is not None and (shape := self._graphs.shape_of(batch)) is not None:
                 logits = self._graphs.launch(shape, batch, stores or {})
             else:
-                self.attention.prefill.plan(self._inputs.prepare(batch, stores or {}))
-                logits = self.forward(batch)
-            return self._first_tokens(batch.reqs, logits)
+                logits = self.forward_prefill(batch, stores or {})
+            return self.first_tokens(batch.reqs, logits)
+
+    def forward_prefill(self, batch: Batch, stores: Mapping[Req, PeerStore]) -> torch.Tensor:
+        """A step launched kernel by kernel, of any size: the logits of requests with is_last_chunk, in order, and padding."""
+        self.attention.prefill.plan(self._inputs.prepare(batch, stores))
+        return self.forward(batch)
 
     def forward(self, batch: Batch, prefill: PrefillKernel | None = None) -> torch.Tensor:
         """The layers alone: [rows, vocab_size] logits. The batch's fields are filled. prefill: instead of the usual kernel."""
@@ -84,7 +89,7 @@ class CudaRunner:
         """Short steps are replayed from now on."""
         self._graphs = PrefillGraphs(self.forward, self._inputs, make_kernel=make_kernel, shapes=shapes)
 
-    def _first_tokens(self, reqs: Sequence[Req], logits: torch.Tensor) -> Pending:
+    def first_tokens(self, reqs: Sequence[Req], logits: torch.Tensor) -> Pending:
         """logits: one row per request with is_last_chunk, in order; each gives n tokens."""
         last = [req for req in reqs if req.is_last_chunk]
         rows = [(row, req, req.completion + i) for row, req in enumerate(last) for i in range(req.n)]
@@ -96,8 +101,8 @@ class CudaRunner:
         """rows: (row of logits, request, completion) of each token."""
         reqs = [req for _, req, _ in rows]
         for slot, (_, req, completion) in enumerate(rows):
-            self._sampling.load(slot, req, completion)
-        self._sampling.flush()
+            self.sampling.load(slot, req, completion)
+        self.sampling.flush()
         packed = np.array([range(len(rows)), [row for row, _, _ in rows]], dtype=np.int32)
         slots, picked = self._rows.upload(packed.ravel()).view(2, -1).unbind()
         level = level_of(reqs)

@@ -60,7 +60,7 @@ def store_kv(
         store_halves(peer, cols, mask & (base != 0), a, b, D)
 
 
-@triton.jit(do_not_specialize=["tokens", "layer"])
+@triton.jit(do_not_specialize=["tokens", "layer"], do_not_specialize_on_alignment=["positions", "out_loc", "peer_addr"])
 def qk_norm_rope_store_kernel(
     qkv, q_out, positions, cos_sin, q_weight, k_weight, pool, out_loc, peer_addr,
     tokens, qkv_stride, q_out_stride, page_stride, layer, eps,

@@ -38,7 +38,7 @@ def advance_kernel(slots, next_token, token, device_len, entries, dummy_slot, BL
     tl.store(device_len + slot, tl.load(device_len + slot, mask=live, other=0) + 1, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["updates"])
 def scatter_updates_kernel(updates, page_table, table_stride, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """One program: BLOCK pages of whatever rows. updates: [1 + 3 * capacity], count first, then triples (row, index, page)."""
     update = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
