@@ -27,7 +27,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup protos run-local smoke chat test test-unit test-faults test-faults-long test-gpu bench bench-cpu bench-router bench-gpu bench-serve fmt lint types clean help
+.PHONY: setup protos run-local smoke chat top test test-unit test-faults test-faults-long test-gpu bench bench-cpu bench-router bench-gpu bench-serve fmt lint types clean help
 
 setup: $(READY)  ## make .venv and install the pinned dependencies (TORCH= chooses another torch)
 
@@ -47,6 +47,9 @@ smoke: $(READY)  ## try a running cluster (or one started for it) with grpcurl
 
 chat: $(READY)  ## talk to a running cluster in the terminal
 	@$(PYTHON) -m examples.chat --router '127.0.0.1:$(PORT)' $(ARGS)
+
+top: $(READY)  ## watch a running cluster in the terminal
+	@$(PYTHON) -m deploy.top --router '127.0.0.1:$(PORT)' $(ARGS)
 
 test: $(READY)  ## everything CI runs: lint, types, protos, unit, contract, cluster and (short) fault tests
 	@$(PYTHON) -m tests

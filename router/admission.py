@@ -30,11 +30,13 @@ class Admission:
     """
 
     def __init__(self, *, max_queue: int, max_in_flight: int, line: WaitingLine) -> None:
-        self._max_queue = max_queue
-        self._max_in_flight = max_in_flight
+        self.max_queue = max_queue
+        self.max_in_flight = max_in_flight
         self._line = line
         self._inside: dict[str, Ticket] = {}
         self._queued = 0
+        self.let_in = 0
+        """In all."""
         self._closed_because: str | None = None
         self._emptied = asyncio.Event()
 
@@ -51,6 +53,10 @@ class Admission:
         return len(self._inside) - self._queued
 
     @property
+    def closed_because(self) -> str | None:
+        return self._closed_because
+
+    @property
     def is_closed(self) -> bool:
         return self._closed_because is not None
 
@@ -64,14 +70,15 @@ class Admission:
             raise Unavailable(self._closed_because, reason="shutting_down")
         if request_id in self._inside:
             raise AlreadyExists(f"request_id {request_id!r} is in use by a running request")
-        if self.in_flight >= self._max_in_flight:
-            raise self._full(self.in_flight, self._max_in_flight, "are in flight", "--max-in-flight", "too_many_in_flight")
-        if self._queued >= self._max_queue:
-            full = self._full(self._queued, self._max_queue, "wait for their first token", "--max-queue", "queue_full")
+        if self.in_flight >= self.max_in_flight:
+            raise self._full(self.in_flight, self.max_in_flight, "are in flight", "--max-in-flight", "too_many_in_flight")
+        if self._queued >= self.max_queue:
+            full = self._full(self._queued, self.max_queue, "wait for their first token", "--max-queue", "queue_full")
             if not self._line.displace(priority, tenant, full):
                 raise full
         ticket = self._inside[request_id] = Ticket(self, request_id)
         self._queued += 1
+        self.let_in += 1
         return ticket
 
     async def left(self, request_id: str, *, within_seconds: float) -> None:

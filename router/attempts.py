@@ -90,6 +90,8 @@ class Attempts:
         if (attempt := completion.attempt) is None:
             return
         self._metrics.attempt_failed(error)
+        for worker in filter(None, set(attempt.pair)):
+            worker.attempts_failed += worker.id in (blame or attempt.pair.ids)
         log.warning("attempt %d failed: %s", attempt.number, error, extra=self._extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
@@ -180,6 +182,8 @@ class Attempts:
             member.begin(attempt)
             self._dispatch.add(member, self)
         submit = self._message(attempt, deadline_ms)
+        for worker in filter(None, set(pair)):
+            worker.attempts += 1
         self._metrics.attempt_begun(members[0].restart or "first")
         log.debug("attempt %d is on %s", attempt.number, " and ".join(sorted(pair.ids)), extra=self._extra)
         if (session := self._fleet.session(pair.prefill)) is not None:

@@ -20,6 +20,9 @@ class HotCounter(Collector):
         if count > 0:
             self._totals[value] += count
 
+    def total(self, value: str) -> int:
+        return self._totals[value]
+
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=[self._label])
         for value, total in self._totals.items():

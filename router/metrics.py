@@ -71,6 +71,11 @@ class RouterMetrics:
         register_gauges("requests", requests, self._registry)
         register_gauges("workers", workers, self._registry)
 
+    @property
+    def output_tokens(self) -> int:
+        """Sent to clients so far."""
+        return self._tokens.total("output")
+
     def refused(self, error: PdserveError) -> None:
         """A request was ended before an attempt at it began."""
         record(lambda: self._refusals.labels(error.reason).inc())

@@ -71,7 +71,8 @@ class Registry:
             self._refusals[profile.address] = Refusal(profile.role, str(error), self._clock())
             raise
         self._refusals.pop(profile.address, None)
-        worker = Worker(profile)
+        now = self._clock()
+        worker = Worker(profile, joined_at=now, reported_at=now)
         for former in self._predecessors(profile):
             if former.id != worker.id:
                 self._replaced[former.id] = worker
@@ -83,6 +84,7 @@ class Registry:
 
     def report(self, worker: Worker, load: WorkerLoad) -> None:
         before = worker.state
+        worker.reported_at = self._clock()
         worker.report(load)
         if worker.state is not before:
             log.info("%s is %s", worker, worker.state)

@@ -24,6 +24,7 @@ from common.rpc.security import Security
 from common.version import VERSION
 from router.admission import Admission
 from router.caller import CallerKeys
+from router.cluster_view import ClusterView
 from router.config import RouterConfig
 from router.dispatch import Dispatch
 from router.fleet import Fleet
@@ -87,7 +88,8 @@ class Router:
         self._server = self._security.make_server()
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))
         keys = CallerKeys(session=config.session_key, tenant=config.tenant_key)
-        self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, caller_keys=keys, version=VERSION)
+        view = ClusterView(fleet=self.fleet, admission=self.admission, queue=self.queue, dispatch=self.dispatch, metrics=metrics)
+        self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, caller_keys=keys, view=view)
         self._readiness: Readiness
         self._registration = RegistryServicer(self.registry, epoch=epoch, silence=config.worker_silence)
 

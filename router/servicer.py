@@ -10,23 +10,26 @@ import grpc
 
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
+from common.version import VERSION
 from router.caller import Caller, CallerKeys
+from router.cluster_view import ClusterView
 from router.fleet import Fleet
 from router.pipeline import Pipeline
 from router.served_model import ServedModel
-from router.workers import Worker
 
 FLUSH_TIMEOUT = timedelta(seconds=5)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    def __init__(self, pipeline: Pipeline, *, model: ServedModel, fleet: Fleet, caller_keys: CallerKeys, version: str) -> None:
+    def __init__(
+        self, pipeline: Pipeline, *, model: ServedModel, fleet: Fleet, caller_keys: CallerKeys, view: ClusterView
+    ) -> None:
         self._pipeline = pipeline
         self._model = model
         self._fleet = fleet
         self._caller_keys = caller_keys
-        self._version = version
+        self._view = view
 
     async def Generate(self, request: pb2.GenerateRequest, context: Context) -> None:
         # Not an async generator: a cancelled one is closed later, by whoever collects it, and its clean-up with it (CAN-11).
@@ -54,7 +57,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             eos_token_ids=folder.eos_token_ids,
             has_chat_template=self._model.takes_chats,
             page_size=shared.page_size if shared else 0,
-            version=self._version,
+            version=VERSION,
         )
 
     async def Tokenize(self, request: pb2.TokenizeRequest, context: Context) -> pb2.TokenizeResponse:
@@ -64,26 +67,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return pb2.DetokenizeResponse(text=await self._model.detokenize(request))
 
     async def GetCluster(self, request: pb2.GetClusterRequest, context: Context) -> pb2.GetClusterResponse:
-        registry = self._fleet.registry
-        return pb2.GetClusterResponse(workers=[_worker_to_pb(worker) for worker in [*registry.live, *registry.recently_lost]])
+        return self._view.to_pb()
 
     async def FlushCache(self, request: pb2.FlushCacheRequest, context: Context) -> pb2.FlushCacheResponse:
         return pb2.FlushCacheResponse(pages_freed=await self._fleet.flush_prefix_caches(timeout=FLUSH_TIMEOUT))
-
-
-def _worker_to_pb(worker: Worker) -> pb2.Worker:
-    load, profile = worker.load, worker.profile
-    return pb2.Worker(
-        id=worker.id,
-        role=worker.role,
-        address=profile.address,
-        state=worker.state,
-        running=load.running,
-        waiting=load.waiting,
-        free_pages=load.pages.free,
-        total_pages=profile.total_pages,
-        cached_pages=load.pages.cached,
-        device=profile.device,
-        held_pages=load.pages.held,
-        quarantined_pages=load.pages.quarantined,
-    )

@@ -32,6 +32,8 @@ class Worker:
     waits, pages in use. coming: not part of those. pace: at which it computes prompts.
     has_session: its Session stream stands, so that it takes work from this router.
     trouble: why it has none; "" while nothing is known.
+    joined_at, reported_at: clock seconds of its registration and its last report.
+    attempts, attempts_failed: of this router that had a part here; those that failed by its fault or maybe its peer's.
     lost_at, lost_because: clock seconds and reason of its registration's end; None and "" while registered.
     """
 
@@ -44,6 +46,10 @@ class Worker:
     pace: Pace = field(default_factory=Pace)
     has_session: bool = False
     trouble: str = ""
+    joined_at: float = 0.0
+    reported_at: float = 0.0
+    attempts: int = 0
+    attempts_failed: int = 0
     lost_at: float | None = None
     lost_because: str = ""
 

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
-    *("setup", "protos", "run-local", "smoke", "chat", "test", "test-unit", "test-faults", "test-faults-long", "test-gpu"),
+    *("setup", "protos", "run-local", "smoke", "chat", "top", "test", "test-unit", "test-faults", "test-faults-long", "test-gpu"),
     *("bench", "bench-cpu", "bench-router", "bench-serve", "bench-gpu", "fmt", "lint", "types", "clean", "help"),
 ]
 

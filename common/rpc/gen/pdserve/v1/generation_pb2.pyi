@@ -282,13 +282,49 @@ class GetClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetClusterResponse(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "router")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[Worker]
-    def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
+    router: Router
+    def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., router: _Optional[_Union[Router, _Mapping]] = ...) -> None: ...
+
+class Router(_message.Message):
+    __slots__ = ("version", "uptime_ms", "is_ready", "why_not_ready", "in_flight", "queued", "in_line", "tokens_in_line", "max_queue", "max_in_flight", "completions_in_prefill", "completions_in_decode", "requests", "output_tokens", "is_stopping")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    IN_LINE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_IN_LINE_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_IN_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_IN_DECODE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    uptime_ms: int
+    is_ready: bool
+    why_not_ready: str
+    in_flight: int
+    queued: int
+    in_line: int
+    tokens_in_line: int
+    max_queue: int
+    max_in_flight: int
+    completions_in_prefill: int
+    completions_in_decode: int
+    requests: int
+    output_tokens: int
+    is_stopping: bool
+    def __init__(self, version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., is_ready: _Optional[bool] = ..., why_not_ready: _Optional[str] = ..., in_flight: _Optional[int] = ..., queued: _Optional[int] = ..., in_line: _Optional[int] = ..., tokens_in_line: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., completions_in_prefill: _Optional[int] = ..., completions_in_decode: _Optional[int] = ..., requests: _Optional[int] = ..., output_tokens: _Optional[int] = ..., is_stopping: _Optional[bool] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "role", "address", "state", "running", "waiting", "free_pages", "total_pages", "cached_pages", "device", "held_pages", "quarantined_pages")
+    __slots__ = ("id", "role", "address", "state", "running", "waiting", "free_pages", "total_pages", "cached_pages", "device", "held_pages", "quarantined_pages", "queued_tokens", "max_running", "local_prefill", "version", "has_session", "last_report_ms", "registered_ms", "in_flight", "attempts", "attempts_failed", "lost_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +337,17 @@ class Worker(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HELD_PAGES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HAS_SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_REPORT_MS_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_MS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    LOST_MS_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: str
     address: str
@@ -313,4 +360,15 @@ class Worker(_message.Message):
     device: str
     held_pages: int
     quarantined_pages: int
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., device: _Optional[str] = ..., held_pages: _Optional[int] = ..., quarantined_pages: _Optional[int] = ...) -> None: ...
+    queued_tokens: int
+    max_running: int
+    local_prefill: bool
+    version: str
+    has_session: bool
+    last_report_ms: int
+    registered_ms: int
+    in_flight: int
+    attempts: int
+    attempts_failed: int
+    lost_ms: int
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., device: _Optional[str] = ..., held_pages: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., version: _Optional[str] = ..., has_session: _Optional[bool] = ..., last_report_ms: _Optional[int] = ..., registered_ms: _Optional[int] = ..., in_flight: _Optional[int] = ..., attempts: _Optional[int] = ..., attempts_failed: _Optional[int] = ..., lost_ms: _Optional[int] = ...) -> None: ...

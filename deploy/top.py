@@ -1,0 +1,194 @@
+"""A cluster in the terminal, live: python -m deploy.top --router 127.0.0.1:50051 (make top). Ctrl-C leaves.
+
+--once prints one table and ends: 0, or 2 if the router does not answer. What it shows is what GetCluster says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from common.errors import StartError
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
+from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
+from common.rpc.security import Credentials
+from common.rpc.server import MAX_MESSAGE_BYTES
+from common.rpc.tls import TlsFiles
+from common.rpc.tokens import TokenFile
+
+CALL_SECONDS = 5.0
+PLAIN_WIDTH = 160
+"""Columns of a table that goes to a file or a script."""
+STATE_STYLES = {"ready": "green", "draining": "yellow"}
+
+
+class Rates(NamedTuple):
+    """A second, between two looks."""
+
+    requests: float
+    tokens: float
+
+    @classmethod
+    def between(cls, before: pb.Router, after: pb.Router, *, seconds: float) -> Rates:
+        """Of one router; of a restarted one, from its start."""
+        if after.requests < before.requests or after.output_tokens < before.output_tokens:
+            before = pb.Router()
+        return cls((after.requests - before.requests) / seconds, (after.output_tokens - before.output_tokens) / seconds)
+
+
+def show(cluster: pb.GetClusterResponse, *, address: str, rates: Rates | None = None) -> Group:
+    return Group(_head(cluster.router, address, rates), _workers(list(cluster.workers)))
+
+
+def _head(router: pb.Router, address: str, rates: Rates | None) -> Text:
+    state = "ready" if router.is_ready else f"not ready: {router.why_not_ready}"
+    speed = "" if rates is None else f"   {rates.requests:.1f} requests/s, {rates.tokens:.0f} tokens/s"
+    text = Text(f"router {address}  {router.version}, up {_span(router.uptime_ms)}, ")
+    text.append(state, style="green" if router.is_ready else "red")
+    text.append(
+        f"\nin flight {router.in_flight} of {router.max_in_flight}, queued {router.queued} of {router.max_queue}, "
+        f"in line {router.in_line} ({router.tokens_in_line} tokens), in prefill {router.completions_in_prefill}, "
+        f"in decode {router.completions_in_decode}, {router.requests} requests in all{speed}\n"
+    )
+    return text
+
+
+def _workers(workers: list[pb.Worker]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("worker", "role", "device", "state", "seen"):
+        table.add_column(name, no_wrap=True)
+    numbers = (
+        "running",
+        "waiting",
+        "tokens",
+        "ours",
+        "free",
+        "held",
+        "cached",
+        "quarantined",
+        "of pages",
+        "failed",
+        "of attempts",
+    )
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in sorted(workers, key=lambda worker: (worker.role != "prefill", worker.id)):
+        table.add_row(*_row(worker))
+    if not workers:
+        table.add_row("(none is registered)")
+    return table
+
+
+def _row(worker: pb.Worker) -> list[str | Text]:
+    state = worker.state if worker.has_session or worker.state == "lost" else f"{worker.state}, no session"
+    counts = (
+        *(worker.free_pages, worker.held_pages, worker.cached_pages, worker.quarantined_pages, worker.total_pages),
+        *(worker.attempts_failed, worker.attempts),
+    )
+    return [
+        worker.id,
+        f"{worker.role}+prefill" if worker.local_prefill else worker.role,
+        worker.device,
+        Text(state, style=STATE_STYLES.get(state, "red")),
+        _span(worker.last_report_ms),
+        f"{worker.running}/{worker.max_running}",
+        *map(str, (worker.waiting, worker.queued_tokens, worker.in_flight, *counts)),
+    ]
+
+
+def _span(milliseconds: int) -> str:
+    """In the largest unit that leaves a whole number, or tenths of seconds below ten."""
+    seconds = milliseconds / 1000
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+async def watch(stub: Any, console: Console, *, address: str, interval: float) -> None:
+    """Until cancelled. A router that does not answer is shown as such, and asked again."""
+    before, at = None, 0.0
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            try:
+                cluster = await stub.GetCluster(pb.GetClusterRequest(), timeout=CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                live.update(Text(_unanswered(address, error), style="red"), refresh=True)
+            else:
+                now = time.monotonic()
+                rates = None if before is None else Rates.between(before, cluster.router, seconds=now - at)
+                before, at = cluster.router, now
+                live.update(show(cluster, address=address, rates=rates), refresh=True)
+            await asyncio.sleep(interval)
+
+
+def _unanswered(address: str, error: grpc.aio.AioRpcError) -> str:
+    return f"no answer from a router on {address}: {error.code().name}: {error.details()}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.top", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--router", default="127.0.0.1:50051", help="host:port (default: 127.0.0.1:50051)")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print one table and end")
+    parser.add_argument("--token-file", type=Path, help="a client token, if the router asks for one")
+    parser.add_argument("--tls-ca", type=Path, help="who the router's certificate is verified with")
+    parser.add_argument("--tls-cert", type=Path, help="this client's certificate, for mutual TLS")
+    parser.add_argument("--tls-key", type=Path, help="and its key")
+    return parser
+
+
+def _credentials(options: argparse.Namespace) -> Credentials:
+    """Raises StartError."""
+    has_tls = any((options.tls_ca, options.tls_cert, options.tls_key))
+    return Credentials(
+        tls=TlsFiles(cert=options.tls_cert, key=options.tls_key, ca=options.tls_ca) if has_tls else None,
+        token=TokenFile(options.token_file, flag="--token-file") if options.token_file else None,
+    )
+
+
+async def run(options: argparse.Namespace) -> int:
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    async with _credentials(options).connect(options.router, max_message_bytes=MAX_MESSAGE_BYTES) as channel:
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+        if not options.once:
+            await watch(stub, console, address=options.router, interval=options.interval)
+        try:
+            cluster = await stub.GetCluster(pb.GetClusterRequest(), timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            print(f"error: {_unanswered(options.router, error)}", file=sys.stderr)
+            return 2
+        console.print(show(cluster, address=options.router))
+    return 0
+
+
+def main() -> int:
+    parser = _parser()
+    options = parser.parse_args()
+    if options.interval < 0.1:
+        parser.error(f"--interval must be at least 0.1, got {options.interval:g}")
+    try:
+        return asyncio.run(run(options))
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
