@@ -1,8 +1,9 @@
 """What CI runs, with a summary: python -m tests [group ...]
 
-Two lanes side by side, since most cluster tests leave one of two cores idle: real processes in one, whose output is shown as it
-comes; everything quick in the other, shown when both have ended. Every step runs, also after one failed, so that one run shows
-everything that is wrong.
+The tests run in LANES processes side by side, since most cluster tests leave one of two cores idle; a lane that has nothing left
+takes half of what the other still has (pytest-xdist), so that both are busy to the end. Their output is shown as it comes. The
+checks, seconds each, run beside them one after another and are shown at the end. Every step runs, also after one failed, so that
+one run shows everything that is wrong.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 GROUPS = ("lint", "types", "protos", "tests")
+LANES = 2
+TESTS = ("tests/cluster", "tests/faults", "tests/unit", "tests/contract")
 
 
 class Step(NamedTuple):
     name: str
     group: str
     command: list[str]
-    is_slow: bool = False
+    is_shown: bool = False
 
 
 class Result(NamedTuple):
@@ -40,21 +43,20 @@ class Result(NamedTuple):
 def steps() -> list[Step]:
     # buf comes as a program next to the interpreter.
     buf = shutil.which("buf", path=f"{Path(PYTHON).parent}{os.pathsep}{os.environ.get('PATH', '')}") or "buf"
-    pytest = [PYTHON, "-m", "pytest", "-q", "--durations=5"]
+    pytest = [PYTHON, "-m", "pytest", "-q", "--durations=10", f"--numprocesses={LANES}", "--dist=worksteal"]
     return [
         Step("ruff check", "lint", [PYTHON, "-m", "ruff", "check"]),
         Step("ruff format", "lint", [PYTHON, "-m", "ruff", "format", "--check"]),
         Step("buf lint", "lint", [buf, "lint", "protos"]),
         Step("mypy --strict", "types", [PYTHON, "-m", "mypy"]),
         Step("generated code", "protos", [PYTHON, "protos/generate.py", "--check"]),
-        Step("unit, contract", "tests", [*pytest, "tests/unit", "tests/contract"]),
-        Step("cluster, faults", "tests", [*pytest, "tests/cluster", "tests/faults"], is_slow=True),
+        Step("tests", "tests", [*pytest, *TESTS], is_shown=True),
     ]
 
 
 def run(step: Step) -> Result:
     began = time.monotonic()
-    kept = None if step.is_slow else subprocess.PIPE
+    kept = None if step.is_shown else subprocess.PIPE
     try:
         done = subprocess.run(step.command, cwd=ROOT, stdout=kept, stderr=kept and subprocess.STDOUT, text=True, check=False)
         passed, output = done.returncode == 0, done.stdout or ""
@@ -64,9 +66,10 @@ def run(step: Step) -> Result:
 
 
 def run_all(chosen: Sequence[Step]) -> list[Result]:
-    lanes = [[step for step in chosen if step.is_slow is is_slow] for is_slow in (False, True)]
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        return [result for results in pool.map(lambda lane: [run(step) for step in lane], lanes) for result in results]
+    """Those that are shown as they run beside the others."""
+    rows = [[step for step in chosen if step.is_shown is is_shown] for is_shown in (False, True)]
+    with ThreadPoolExecutor(len(rows)) as pool:
+        return [result for results in pool.map(lambda row: [run(step) for step in row], rows) for result in results]
 
 
 def main() -> int:

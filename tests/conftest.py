@@ -10,6 +10,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TIERS = {"unit", "contract", "cluster", "faults", "gpu"}
+LONGEST = "test_deploy_default_model.py"
+"""Runs first: a lane of `make test` that began it last would end last, alone."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tier = Path(item.path).relative_to(Path(__file__).parent).parts[0]
         if tier in TIERS and item.get_closest_marker(tier) is None:
             item.add_marker(tier)
+    items.sort(key=lambda item: item.path.name != LONGEST)
 
 
 @pytest.fixture(params=[0, 1], ids=["lookahead-0", "lookahead-1"])
