@@ -142,7 +142,7 @@ def test_cuda_where_there_is_none_is_one_clear_line_of_a_worker_and_exit_code_2(
     started: list[Process], tiny: Path, tmp_path: Path
 ) -> None:
     launcher = launch(started, tiny, "--device", "cuda", log=tmp_path / "log")
-    assert launcher.wait(within=30) == 2
+    assert launcher.wait(within=50) == 2
     assert re.search(r"^error: \w+ ended with exit code 2: error: --device cuda:0: torch .*", launcher.output, re.MULTILINE)
     assert "Traceback" not in launcher.output
 

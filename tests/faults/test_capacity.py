@@ -15,6 +15,7 @@ import pytest
 from tests.helpers import reference
 from tests.helpers.client import Client, first_event, request
 from tests.helpers.cluster import Cluster
+from tests.helpers.eventually import once_below
 from tests.helpers.flood import flood
 from tests.helpers.prompts import prompt
 from tests.helpers.status_details import retry_after
@@ -80,7 +81,7 @@ async def test_seeded_sampling_survives_retraction(narrow: Cluster) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.long)])
 async def test_cap_04_progress_under_pressure(tiny: Path, tmp_path: Path, seconds: int) -> None:
     args = ["--page-size", "4", "--pool-pages", "40", "--max-context", "128", "--max-running", "8"]
     ticks = set[int]()
@@ -184,18 +185,22 @@ async def test_cap_09_a_heavy_request_does_not_stop_health_or_streams(cluster: C
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     health: Any = health_pb2_grpc.HealthStub(client.channel)
-    streams = [
-        asyncio.ensure_future(client.generate(prompt(5, seed=i), sampling={"max_tokens": 300, "ignore_eos": True}))
-        for i in range(4)
-    ]
-    heavy = asyncio.ensure_future(client.refusal("hello world " * 170_000))
-    slowest = 0.0
-    while not heavy.done():
-        began = time.monotonic()
-        await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
-        slowest = max(slowest, time.monotonic() - began)
-        await asyncio.sleep(0.05)
-    assert heavy.result()[0] is grpc.StatusCode.OUT_OF_RANGE
-    await asyncio.gather(*streams)
-    assert slowest < 0.5
+
+    async def slowest_check() -> float:
+        streams = [
+            asyncio.ensure_future(client.generate(prompt(5, seed=i), sampling={"max_tokens": 300, "ignore_eos": True}))
+            for i in range(4)
+        ]
+        heavy = asyncio.ensure_future(client.refusal("hello world " * 170_000))
+        slowest = 0.0
+        while not heavy.done():
+            began = time.monotonic()
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0.05)
+        assert heavy.result()[0] is grpc.StatusCode.OUT_OF_RANGE
+        await asyncio.gather(*streams)
+        return slowest
+
+    await once_below(0.2, slowest_check)
     assert len(await client.workers()) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -23,11 +24,18 @@ START_SECONDS = 40.0
 
 
 def free_port() -> int:
-    """A port nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port nobody listened on a moment ago, of those that the kernel gives to nobody by itself: else a connection of a test
+    beside this one might get it before whoever is to listen there has started."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [*range(10_000, first), *range(last + 1, 65_536)] or range(first, last)
+    while True:
+        port: int = random.SystemRandom().choice(ports)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 @cache
