@@ -35,7 +35,7 @@ def flood(address: str, requests: Sequence[pb.GenerateRequest], *, channels: int
     for i, request in enumerate(requests):
         begins.append(time.monotonic())
         call = stubs[i % channels].Generate(request, timeout=timeout)
-        call.add_done_callback(lambda i=i: ends.__setitem__(i, time.monotonic()))
+        call.add_done_callback(lambda _, i=i: ends.__setitem__(i, time.monotonic()))
         calls.append(call)
     result.share = min(1.0, (time.thread_time() - worked) / (time.monotonic() - began))
     for i, call in enumerate(calls):
