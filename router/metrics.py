@@ -66,6 +66,7 @@ class RouterMetrics:
             states = Tally((worker.role, worker.state) for worker in [*live, *fleet.registry.recently_lost])
             by_state = {(role, state.value): states[role, state] for role in ROLES for state in WorkerState}
             yield gauge("pdserve_workers", "Workers known, by state; lost ones for a while.", by_state, "role", "state")
+            yield gauge("pdserve_ready", "1 while a request would be served.", fleet.is_ready)
             yield gauge("pdserve_ready_workers", "Workers that take work from this router.", _ready(live), "role")
 
         register_gauges("requests", requests, self._registry)
