@@ -205,6 +205,7 @@ def profile_to_pb(profile: WorkerProfile) -> registry_pb2.WorkerProfile:
         version=profile.version,
         local_prefill=profile.local_prefill,
         chunk_tokens=profile.chunk_tokens,
+        local_prefill_tokens=profile.local_prefill_tokens,
     )
 
 
@@ -223,6 +224,7 @@ def profile_from_pb(pb: registry_pb2.WorkerProfile) -> WorkerProfile:
         version=pb.version,
         local_prefill=pb.local_prefill,
         chunk_tokens=pb.chunk_tokens,
+        local_prefill_tokens=pb.local_prefill_tokens,
     )
 
 

@@ -91,7 +91,8 @@ class PageCounts(NamedTuple):
 @dataclass(frozen=True)
 class WorkerProfile:
     """What does not change while a worker runs. local_prefill: a decode worker that computes prompts too, and is placed alone.
-    chunk_tokens: most prompt tokens it computes in one step; 0: none, or not known."""
+    chunk_tokens: most prompt tokens it computes in one step; 0: none, or not known.
+    local_prefill_tokens: a decode worker that is also a partner of prefill workers takes shorter prompts alone; 0: none."""
 
     worker_id: str
     role: Role
@@ -103,6 +104,7 @@ class WorkerProfile:
     version: str
     local_prefill: bool = False
     chunk_tokens: int = 0
+    local_prefill_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,12 @@ class Config(WorkerConfig):
         help="batch sizes to capture a CUDA graph for, with commas between; --max-running is one in any case; none: no graphs",
     )
     lease: timedelta = option(timedelta(seconds=10), "how long granted pages wait for their KV without a sign of the sender")
-    local_prefill: Literal["never", "always"] = option(
-        "never", "always: take requests alone, computing their prompts between the decode steps"
+    local_prefill: Literal["never", "short", "always"] = option(
+        "never",
+        "always: take requests alone, computing their prompts between the decode steps; short: only those with few tokens to "
+        "compute, while the prefill workers are busy",
     )
+    local_prefill_tokens: int = option(256, "fewer tokens to compute than this are few, for --local-prefill short")
     chunk_tokens: int = by_device(cpu=256, cuda=2048, help="most prompt tokens computed in one step (local prefill)")
     max_requests: int = option(10_000, "most prompts here at once, those in line included (local prefill)")
     request_timeout: timedelta = option(
@@ -44,7 +47,7 @@ class Config(WorkerConfig):
         super().__post_init__()
         self._check_needs_cuda("decode_attention")
         self._settle_graph_sizes()
-        self._check_positive("chunk_tokens", "max_requests")
+        self._check_positive("chunk_tokens", "max_requests", "local_prefill_tokens")
         if self.lease < timedelta(milliseconds=100):
             raise ValueError(f"--lease must be at least 100ms, got {self.lease.total_seconds():g}s")
         if self.request_timeout <= timedelta(0):
@@ -52,7 +55,8 @@ class Config(WorkerConfig):
 
     @property
     def prefills(self) -> bool:
-        return self.local_prefill == "always"
+        """Prompts, at least some."""
+        return self.local_prefill != "never"
 
     def _settle_graph_sizes(self) -> None:
         if not isinstance(self.graph_sizes, BatchSizes):

@@ -184,6 +184,7 @@ def _profile(config: Config, worker: DecodeWorker, engine: EngineDescription, ad
         total_pages=engine.pool_pages,
         max_running=config.max_running,
         version=VERSION,
-        local_prefill=config.prefills,
+        local_prefill=config.local_prefill == "always",
         chunk_tokens=config.chunk_tokens if config.prefills else 0,
+        local_prefill_tokens=config.local_prefill_tokens if config.local_prefill == "short" else 0,
     )

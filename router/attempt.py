@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass
+from functools import cached_property
 
 from common.core import SamplingParams
 from common.engine.pages import pages_for
 from common.errors import DeadlineExceeded
 from router.completion import Completion, Stage
 from router.placement import Ask, Pair
+from router.prompt_blocks import PromptBlocks
 from router.stake import Stake
 from router.workers import Worker
 
@@ -32,6 +34,10 @@ class Work:
     session: str = ""
     tenant: str = ""
 
+    @cached_property
+    def blocks(self) -> PromptBlocks:
+        return PromptBlocks(self.prompt)
+
     @property
     def pages(self) -> int:
         return pages_for(len(self.prompt) + self.output_limit, self.page_size)
@@ -41,7 +47,7 @@ class Work:
         return self.output_limit > 1
 
     def ask(self, *, avoid: frozenset[str]) -> Ask:
-        return Ask(self.pages, needs_decode=self.needs_decode, avoid=avoid, prompt=self.prompt, session=self.session)
+        return Ask(self.pages, needs_decode=self.needs_decode, avoid=avoid, prompt=self.blocks, session=self.session)
 
     def deadline_ms(self) -> int:
         """What is left, 0 for no deadline. Raises DeadlineExceeded."""

@@ -31,6 +31,9 @@ class RouterConfig(SecurityConfig):
     queue_tokens: int | None = option(
         None, "prompt tokens a prefill worker should have to compute; more wait here; unset: two of its steps, at least 2048"
     )
+    local_prefill_queue: int = option(
+        2048, "prompt tokens every prefill worker must have to compute before short prompts go to decode workers that take them"
+    )
     queue_wait: timedelta = option(timedelta(minutes=10), "how long a request waits for a worker with room, at most")
     worker_silence: timedelta = option(timedelta(seconds=10), "a worker that reports nothing for so long is taken for lost")
     grace: timedelta = option(timedelta(seconds=30), "time for running requests to finish in when the router is stopped")
@@ -55,6 +58,8 @@ class RouterConfig(SecurityConfig):
             raise ValueError(f"--max-context must be at least 2, got {self.max_context}")
         if self.queue_tokens is not None and self.queue_tokens < 1:
             raise ValueError(f"--queue-tokens must be at least 1, got {self.queue_tokens}")
+        if self.local_prefill_queue < 0:
+            raise ValueError(f"--local-prefill-queue must be at least 0, got {self.local_prefill_queue}")
         if self.queue_wait <= timedelta(0):
             raise ValueError(f"--queue-wait must be more than 0, got {self.queue_wait}")
         if self.slow_client_timeout < timedelta(milliseconds=100):

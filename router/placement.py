@@ -5,13 +5,11 @@ Which of them takes it is a policy's choice (router/policies). A worker with loc
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from router.prompt_blocks import NO_PROMPT, PromptBlocks
 from router.workers import Worker
-
-NO_PROMPT: array[int] = array("i")
 
 
 class Ask(NamedTuple):
@@ -20,13 +18,13 @@ class Ask(NamedTuple):
     pages: that its prompt and whole output take in either pool.
     needs_decode: False if the prefill worker makes its only token.
     avoid: ids of workers that failed earlier attempts; used again only if there is nobody else.
-    prompt: its token ids. session: the caller's name for what belongs together; "" for none.
+    prompt: the client's. session: the caller's name for what belongs together; "" for none.
     """
 
     pages: int
     needs_decode: bool = True
     avoid: frozenset[str] = frozenset()
-    prompt: array[int] = NO_PROMPT
+    prompt: PromptBlocks = NO_PROMPT
     session: str = ""
 
 

@@ -34,13 +34,9 @@ class RoomRule:
     def open_seats(self, seats: Seats, *, pages: int | None) -> Seats | None:
         """Those of the workers that have room; None if no choice is left. pages: that the decode worker should have available;
         None: it may have none."""
-
-        def has_pages(worker: Worker) -> bool:
-            return pages is None or worker.available_pages >= min(pages, worker.profile.total_pages)
-
         return Seats.of(
             tuple(worker for worker in seats.prefills if self.takes_prompt(worker)),
-            tuple(worker for worker in seats.decodes if has_pages(worker)),
-            tuple(worker for worker in seats.alone if self.takes_prompt(worker) and has_pages(worker)),
+            tuple(worker for worker in seats.decodes if worker.has_pages(pages)),
+            tuple(worker for worker in seats.alone if self.takes_prompt(worker) and worker.has_pages(pages)),
             needs_decode=bool(seats.decodes),
         )

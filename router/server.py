@@ -28,6 +28,7 @@ from router.cluster_view import ClusterView
 from router.config import RouterConfig
 from router.dispatch import Dispatch
 from router.fleet import Fleet
+from router.local_prefill import LocalPrefill
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
 from router.policies import Placer
@@ -63,7 +64,7 @@ class Router:
         self.registry = Registry(fingerprint=model.fingerprint)
         self.fleet = Fleet(
             self.registry,
-            placer=Placer(config.policy, seed=rng.getrandbits(64)),
+            placer=Placer(config.policy, seed=rng.getrandbits(64), local=LocalPrefill(queue_tokens=config.local_prefill_queue)),
             epoch=epoch,
             receiver=self.dispatch,
             pair_wait=config.pair_wait,

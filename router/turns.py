@@ -29,7 +29,8 @@ class Turn(NamedTuple):
 
 def next_turn(leading: Sequence[Waiter], workers: Sequence[Worker], *, rule: RoomRule, placer: Placer) -> Turn | None:
     """leading: the first of the line, in order. workers: the placeable ones, in order of id."""
-    if not leading or not any(rule.takes_prompt(worker) for worker in workers if worker.computes_prompts):
+    is_prefill_open = any(rule.takes_prompt(worker) for worker in workers if worker.computes_prompts)
+    if not leading or not (is_prefill_open or any(worker.profile.local_prefill_tokens for worker in workers)):
         return None
     passed: list[Waiter] = []
     spare: Turn | None = None
@@ -41,7 +42,12 @@ def next_turn(leading: Sequence[Waiter], workers: Sequence[Worker], *, rule: Roo
             continue
         if (seats := seats_among(workers, ask)) is None:
             continue  # It waits for a worker to come, which is no room it could be robbed of.
-        if (open_seats := rule.open_seats(seats, pages=waiter.pages if is_patient else None)) is None:
+        pages = waiter.pages if is_patient else None
+        if (local := placer.local(seats, ask, pages=pages)) is not None:
+            return Turn(waiter, local, tuple(passed))
+        if not is_prefill_open:
+            continue  # Whoever goes before it from here on takes no prefill worker from it.
+        if (open_seats := rule.open_seats(seats, pages=pages)) is None:
             hopeless = waiter if is_patient and not ask.avoid else hopeless
             passed.append(waiter)
             continue

@@ -95,6 +95,10 @@ class Worker:
         """Free ones and those that its prefix cache would give up, less those spoken for; below 0 if more are."""
         return self.profile.total_pages - round(self.pages.value) - self.coming.pages
 
+    def has_pages(self, count: int | None) -> bool:
+        """So many are available, or all it has if that is less. None: it need not have any."""
+        return count is None or self.available_pages >= min(count, self.profile.total_pages)
+
     @property
     def fullness(self) -> float:
         """Of places in the batch and pages, the scarcer one's share in use: 0 idle, 1 full, more: work is waiting there.

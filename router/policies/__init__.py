@@ -6,17 +6,19 @@ a choice may be made for a request that has to wait. The Placer keeps the state.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from router.local_prefill import LocalPrefill
 from router.placement import Ask, Pair, Seats
 from router.policies.least_load import least_load
 from router.policies.power_of_two import after_draws, power_of_two
 from router.policies.prefix import after_prefix, prefix
-from router.policies.prefix_map import PrefixMap
 from router.policies.round_robin import Turn, after_turn, round_robin
 from router.policies.session import session
+from router.prefix_map import PrefixMap
 
 PolicyName = Literal["least_load", "power_of_two", "round_robin", "prefix", "session"]
 
@@ -42,10 +44,12 @@ POLICIES: dict[PolicyName, Policy] = {
 
 
 class Placer:
-    """A policy with its state, from one request to the next."""
+    """A policy with its state, from one request to the next, and the rule for prompts that need no prefill worker."""
 
-    def __init__(self, name: PolicyName, *, seed: int) -> None:
+    def __init__(self, name: PolicyName, *, seed: int, local: LocalPrefill | None = None) -> None:
+        """local: None: no decode worker is used that way."""
         self._policy = POLICIES[name]
+        self._local = local or LocalPrefill(queue_tokens=sys.maxsize)
         self._state = self._policy.first_state(seed)
 
     @property
@@ -55,16 +59,24 @@ class Placer:
     def choose(self, seats: Seats, ask: Ask) -> Pair:
         return self._policy.choose(seats, ask, self._state)
 
+    def local(self, seats: Seats, ask: Ask, *, pages: int | None) -> Pair | None:
+        """The decode worker, twice, that is to compute the prompt itself, whatever the policy; see LocalPrefill.pair_for."""
+        return self._local.pair_for(seats, ask, pages=pages)
+
     def took(self, pair: Pair, ask: Ask) -> None:
         """The chosen pair has got the request."""
-        self._state = self._policy.after(pair, ask, self._state)
+        self._local.took(pair, ask)
+        if pair.prefill.computes_prompts:
+            self._state = self._policy.after(pair, ask, self._state)
 
     def left(self, worker_id: str) -> None:
         """The worker is gone."""
+        self._local.left(worker_id)
         if isinstance(self._state, PrefixMap):
             self._state.forget(worker_id)
 
     def flushed(self) -> None:
         """The workers have dropped their prefix caches."""
+        self._local.flushed()
         if isinstance(self._state, PrefixMap):
             self._state.clear()

@@ -9,11 +9,11 @@ beyond the bound gets none. Decode workers are chosen by load alone: what they h
 from __future__ import annotations
 
 from router.placement import Ask, Pair, Seats
-from router.policies.blocks import block_tokens, blocks_of
 from router.policies.least_load import least_load, with_decode
-from router.policies.prefix_map import PrefixMap
 from router.policies.rendezvous import heaviest, within
 from router.policies.session import IDLE_TOKENS
+from router.prefix_map import PrefixMap
+from router.prompt_blocks import block_tokens
 from router.workers import Worker
 
 KEY_TOKENS = 256
@@ -23,7 +23,7 @@ KEY_TOKENS = 256
 def prefix(seats: Seats, ask: Ask, state: PrefixMap) -> Pair:
     """A policy (router/policies)."""
     tokens = block_tokens(seats.firsts[0].profile.compatibility.page_size)
-    blocks = blocks_of(ask.prompt, tokens=tokens)
+    blocks = ask.prompt.names(tokens=tokens)
     if not blocks:
         return least_load(seats, ask)
     key_blocks = max(1, min(len(blocks), KEY_TOKENS // tokens))
@@ -43,5 +43,5 @@ def after_prefix(pair: Pair, ask: Ask, state: PrefixMap) -> PrefixMap:
     pool = pair.prefill.profile
     tokens = block_tokens(pool.compatibility.page_size)
     capacity = pool.total_pages * pool.compatibility.page_size // tokens
-    state.note(pair.prefill.id, blocks_of(ask.prompt, tokens=tokens), capacity=capacity)
+    state.note(pair.prefill.id, ask.prompt.names(tokens=tokens), capacity=capacity)
     return state

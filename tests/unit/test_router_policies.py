@@ -14,9 +14,10 @@ from router.policies import POLICIES, Placer
 from router.policies.least_load import least_load
 from router.policies.power_of_two import after_draws, power_of_two
 from router.policies.prefix import after_prefix, prefix
-from router.policies.prefix_map import PrefixMap
 from router.policies.round_robin import Turn, after_turn, round_robin
 from router.policies.session import session
+from router.prefix_map import PrefixMap
+from router.prompt_blocks import PromptBlocks
 from router.workers import Worker
 from tests.unit.test_router_placement import worker
 
@@ -38,9 +39,9 @@ def give(made: Worker, *, requests: int = 0, tokens: int = 0) -> None:
     made.completions.begin(requests)
 
 
-def prompt(*ids: int, length: int = 640) -> array[int]:
+def prompt(*ids: int, length: int = 640) -> PromptBlocks:
     """ids, and then a rest that is the same for all."""
-    return array("i", [*ids, *range(length)][:length])
+    return PromptBlocks(array("i", [*ids, *range(length)][:length]))
 
 
 def prefills(n: int, **load: Any) -> list[Worker]:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from router.placement import Ask, seats_for
 from router.policies import POLICIES, Placer, PolicyName
-from router.policies.blocks import block_tokens, blocks_of
-from router.policies.prefix_map import PrefixMap
 from router.policies.rendezvous import BALANCE, home_of, within
+from router.prefix_map import PrefixMap
+from router.prompt_blocks import PromptBlocks, block_tokens
 from router.workers import Worker
 from tests.unit.test_router_placement import worker
 
@@ -90,7 +90,7 @@ def two_views(loads: list[int]) -> tuple[list[Worker], list[Worker]]:
 def test_two_routers_that_see_the_same_loads_agree(name: PolicyName, loads: list[int], asks: list[tuple[int, int]]) -> None:
     ours, theirs = two_views(loads)
     for kind, length in asks:
-        ask = Ask(1, prompt=array("i", [kind, *range(length)]), session=str(kind))
+        ask = Ask(1, prompt=PromptBlocks(array("i", [kind, *range(length)])), session=str(kind))
         here, there = seats_for(ours, ask), seats_for(theirs, ask)
         assert here is not None and there is not None
         # Neither knows what the other has sent.
@@ -102,7 +102,7 @@ def test_one_popular_key_does_not_sink_its_worker(name: PolicyName, items: list[
     workers = [worker(f"p{i}", "prefill", pages=100_000) for i in range(4)]
     placer, total = Placer(name, seed=0), 0
     for kind, length in items:
-        ask = Ask(1, needs_decode=False, prompt=array("i", [kind, *range(length - 1)]), session=str(kind))
+        ask = Ask(1, needs_decode=False, prompt=PromptBlocks(array("i", [kind, *range(length - 1)])), session=str(kind))
         seats = seats_for(workers, ask)
         assert seats is not None
         pair = placer.choose(seats, ask)
@@ -117,7 +117,7 @@ def test_one_popular_key_does_not_sink_its_worker(name: PolicyName, items: list[
 def test_blocks_are_equal_exactly_as_far_as_prompts_are(one: list[int], other: list[int], page_size: int) -> None:
     tokens = block_tokens(page_size)
     assert tokens % page_size == 0
-    a, b = blocks_of(array("i", one), tokens=tokens), blocks_of(array("i", other), tokens=tokens)
+    a, b = PromptBlocks(array("i", one)).names(tokens=tokens), PromptBlocks(array("i", other)).names(tokens=tokens)
     assert len(a) == max(0, len(one) - 1) // tokens, "the last token is always computed"
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         assert (x == y) is (one[: (i + 1) * tokens] == other[: (i + 1) * tokens])
@@ -127,12 +127,12 @@ def test_blocks_are_equal_exactly_as_far_as_prompts_are(one: list[int], other: l
 def test_a_prefix_map_keeps_whole_prefixes_within_its_capacity(prompts: list[list[int]], capacity: int) -> None:
     known = PrefixMap()
     for ids in prompts:
-        blocks = blocks_of(array("i", [*ids, 9]), tokens=1)
+        blocks = PromptBlocks(array("i", [*ids, 9])).names(tokens=1)
         known.note("w", blocks, capacity=capacity)
         assert known.matched("w", blocks) == min(len(blocks), capacity)
         assert len(known) <= capacity and known.matched("other", blocks) == 0
     for ids in prompts:
-        blocks = blocks_of(array("i", [*ids, 9]), tokens=1)
+        blocks = PromptBlocks(array("i", [*ids, 9])).names(tokens=1)
         length = known.matched("w", blocks)
         assert all(known.matched("w", blocks[: i + 1]) == i + 1 for i in range(length))
         assert all(known.matched("w", blocks[:i]) <= length for i in range(len(blocks)))

@@ -14,6 +14,7 @@ from router.estimate import Part
 from router.line import Line
 from router.placement import Ask, placeable
 from router.policies import Placer
+from router.prompt_blocks import PromptBlocks
 from router.room import RoomRule
 from router.turns import MAX_BYPASS, Turn, next_turn
 from router.waiter import Waiter
@@ -116,7 +117,7 @@ class TestHomes:
         workers = [worker("p0", "prefill"), worker("p1", "prefill"), worker("d", "decode")]
         homes: dict[str, Waiter] = {}
         for i in range(20):
-            made, _ = waiter(ask=Ask(1, prompt=array("i", [i]), session=str(i)))
+            made, _ = waiter(ask=Ask(1, prompt=PromptBlocks(array("i", [i])), session=str(i)))
             found = turn([made], workers, policy="session")
             assert found is not None
             homes[found.pair.prefill.id] = made
