@@ -135,13 +135,14 @@ class Cluster:
         listen: str = "",
         worker_listen: str = "127.0.0.1:0",
         connect: Callable[[str], Client] = Client,
+        is_awaited: bool = True,
     ) -> None:
         """listen: the router's address; empty: a free port. worker_listen: of workers that are told no other. connect: makes
-        client()."""
+        client(). is_awaited: `with` waits until the router is ready, for which it must have a pair."""
         self.folder, self.model = folder, model
         self.start_seconds = start_seconds
         self.address = listen or f"127.0.0.1:{free_port()}"
-        self._worker_listen, self._connect = worker_listen, connect
+        self._worker_listen, self._connect, self._is_awaited = worker_listen, connect, is_awaited
         self.router_args = ["--listen", self.address, "--model", str(model), *router_args]
         shared = ["--model", str(model), "--router", self.address, "--threads", "1", *worker_args]
         self.worker_args = {"prefill": [*shared, *prefill_args], "decode": [*shared, *decode_args]}
@@ -159,9 +160,9 @@ class Cluster:
                     self.start_worker(role)
             for worker in (*self.prefill, *self.decode):
                 worker.wait_for_line("registered with router", within=self.start_seconds)
-            # Without workers it is not going to be ready.
-            line = "router ready on" if self.prefill or self.decode else "listening on"
-            self.router.wait_for_line(line, within=self.start_seconds)
+            # Without a pair it is not going to be ready.
+            is_ready = self._is_awaited and (self.prefill or self.decode)
+            self.router.wait_for_line("router ready on" if is_ready else "listening on", within=self.start_seconds)
         except BaseException:
             self.close()
             raise

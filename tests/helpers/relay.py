@@ -1,17 +1,34 @@
-"""A TCP relay of the tests' own between two processes: passes bytes, holds or swallows them, or cuts, on demand."""
+"""A TCP relay of the tests' own between two processes: passes bytes late, holds or swallows them, or cuts, on demand."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import TracebackType
+from typing import Any
+
+import psutil
+
+Concerns = Callable[[int], bool]
+"""Whether a connection from this port is one to hold or swallow."""
+
+_Late = tuple[float, bytes]
+"""When to pass it on, in the loop's time, and what. Nothing: the end."""
+
+
+def connections_of(pid: int) -> Concerns:
+    """Those that this process has made."""
+    return lambda port: any(each.laddr.port == port for each in psutil.Process(pid).net_connections("tcp4"))
 
 
 class Relay:
     """Listens on a free port and forwards each connection to target ("host:port")."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, concerns: Concerns = lambda port: True) -> None:
+        """concerns: which connections swallow and is_whole are for; asked once for each, when it is opened."""
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
+        self._concerns = concerns
         self.address = ""
         self.swallow = False
         """True: what comes is lost, in either direction; connections stay open."""
@@ -19,6 +36,8 @@ class Relay:
         """Cleared: nothing passes, and passes once it is set again, as if packets had been dropped and sent anew. New connections
         open and hear nothing."""
         self.is_whole.set()
+        self.delay = 0.0
+        """Seconds that bytes take, each way."""
         self.passed_up = 0
         """Bytes forwarded towards the target."""
         self.connections = 0
@@ -44,23 +63,47 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
+        is_concerned = self._concerns(writer.get_extra_info("peername")[1])
+        try:
+            there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:  # Nobody listens there: the caller is refused too.
+            writer.close()
+            return
         self._writers |= {writer, there_writer}
         for source, sink, up in ((reader, there_writer, True), (there_reader, writer, False)):
-            task = asyncio.ensure_future(self._pump(source, sink, up=up))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            late: asyncio.Queue[_Late] = asyncio.Queue(64)
+            self._start(self._take(source, late, is_concerned=is_concerned))
+            self._start(self._pass(late, sink, is_concerned=is_concerned, up=up))
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, up: bool) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take(self, source: asyncio.StreamReader, late: asyncio.Queue[_Late], *, is_concerned: bool) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while data := await source.read(65536):
-                if self.swallow:
-                    continue
-                await self.is_whole.wait()
+                if not (self.swallow and is_concerned):
+                    await late.put((loop.time() + self.delay, data))
+        except ConnectionError:
+            pass
+        await late.put((loop.time() + self.delay, b""))
+
+    async def _pass(self, late: asyncio.Queue[_Late], sink: asyncio.StreamWriter, *, is_concerned: bool, up: bool) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                due, data = await late.get()
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                if is_concerned:
+                    await self.is_whole.wait()
+                if not data:
+                    return
                 self.passed_up += len(data) if up else 0
                 sink.write(data)
                 await sink.drain()
-        except (ConnectionError, asyncio.CancelledError):
+        except ConnectionError:
             pass
         finally:
             sink.close()

@@ -1,0 +1,34 @@
+"""A worker that others reach through a relay: between it and the router, between the two workers, or both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+
+from tests.helpers.cluster import Cluster, Process, free_port
+from tests.helpers.relay import Concerns, Relay
+
+
+class RelayedWorker:
+    """async with RelayedWorker(cluster, "decode") as relayed: one more worker, to whose address a relay stands in front.
+
+    What it dials itself (registrations, a prefill worker's decode workers) goes the straight way.
+    """
+
+    def __init__(self, cluster: Cluster, role: str, *, concerns: Concerns = lambda port: True, extra: Sequence[str] = ()) -> None:
+        self._cluster, self._role, self._extra = cluster, role, extra
+        self._listen = f"127.0.0.1:{free_port()}"
+        self.relay = Relay(self._listen, concerns=concerns)
+        self.process: Process
+
+    async def __aenter__(self) -> RelayedWorker:
+        await self.relay.__aenter__()
+        extra = ["--advertise", self.relay.address, *self._extra]
+        self.process = self._cluster.start_worker(self._role, listen=self._listen, extra=extra)
+        await asyncio.to_thread(self.process.wait_for_line, "registered with router")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.relay.is_whole.set()
+        await self.relay.__aexit__(kind, value, trace)
