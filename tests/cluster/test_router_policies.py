@@ -47,16 +47,16 @@ async def test_workers_come_and_go_while_requests_run(tiny: Path, policy: Policy
     async with RouterStand(tiny, prefill=2, decode=2, policy=policy) as stand:
 
         async def one(i: int) -> Answer:
-            await asyncio.sleep(i * 0.005)
             prompt = [i % 5] * (70 + i)
             answer = await stand.client.generate(prompt, sampling={"max_tokens": 20}, metadata={"x-session-id": str(i % 7)})
             assert answer.ids == expected_output(prompt, 20)
             return answer
 
-        requests = [asyncio.create_task(one(i)) for i in range(80)]
-        await asyncio.sleep(0.1)
+        requests = [asyncio.create_task(one(i)) for i in range(40)]
         joined = [(await stand.add_prefill()).worker_id, (await stand.add_decode()).worker_id]
-        await asyncio.sleep(0.1)
+        await stand.ready()
+        requests += [asyncio.create_task(one(i)) for i in range(40, 80)]
+        await asyncio.sleep(0.05)
         await stand.prefill.pop(0).close()
         await stand.decode.pop(0).close()
         pairs = [pair_of(answer) for answer in await asyncio.gather(*requests)]

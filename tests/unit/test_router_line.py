@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.line import Line
@@ -62,6 +62,7 @@ def test_shares_are_of_prompt_tokens_not_of_requests() -> None:
 sizes = st.lists(st.integers(1, 500), min_size=1, max_size=30)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcd"), sizes, min_size=2), st.randoms(use_true_random=False))
 def test_backlogged_tenants_are_never_further_apart_than_their_largest_prompts(
     prompts: dict[str, list[int]], random: object
@@ -83,6 +84,7 @@ def test_backlogged_tenants_are_never_further_apart_than_their_largest_prompts(
                     assert abs(served[f] - served[g]) <= max(prompts[f]) + max(prompts[g])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab"), st.integers(1, 90), st.integers(0, 3)), max_size=60))
 def test_nobody_is_lost_and_whoever_leaves_is_gone(moves: list[tuple[int, str, int, int]]) -> None:
     line, there = Line(), list[Waiter]()

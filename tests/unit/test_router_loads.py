@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.work import PageCounts, WorkerLoad
@@ -45,6 +45,7 @@ def test_what_begins_after_a_report_is_added_and_what_ends_is_taken_in_proportio
     assert estimate.value == 20
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["begin", "end", "part", "report"]), st.integers(0, 50)), max_size=60))
 def test_an_estimate_is_never_negative_and_our_part_is_exact(moves: list[tuple[str, int]]) -> None:
     estimate, parts = Estimate(), []
@@ -95,6 +96,7 @@ def test_a_cancelled_attempt_gives_back_everything_and_is_no_measure_of_pace() -
     assert set(freed) == {0}
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["pair", "alone", "no decode"]),
     st.integers(1, 4),

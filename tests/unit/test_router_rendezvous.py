@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.placement import Ask, seats_for
@@ -24,6 +24,7 @@ keys = st.binary(max_size=40)
 LEVEL = {"added": 0.0, "floor": 0.0}
 
 
+@settings(deadline=None)
 @given(names, st.lists(keys, max_size=20), st.data())
 def test_a_worker_that_leaves_moves_only_its_own_keys(ids: list[str], some: list[bytes], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(ids))
@@ -34,6 +35,7 @@ def test_a_worker_that_leaves_moves_only_its_own_keys(ids: list[str], some: list
             assert home_of(key, left, **LEVEL) == home
 
 
+@settings(deadline=None)
 @given(names, st.lists(keys, max_size=20), st.text(min_size=1, max_size=12))
 def test_a_worker_that_joins_takes_keys_and_moves_no_others(ids: list[str], some: list[bytes], new: str) -> None:
     for key in some:
@@ -41,6 +43,7 @@ def test_a_worker_that_joins_takes_keys_and_moves_no_others(ids: list[str], some
         assert home_of(key, dict.fromkeys([*ids, new], 0.0), **LEVEL) in (before, new)
 
 
+@settings(deadline=None)
 @given(names, keys, st.data())
 def test_agreement_does_not_depend_on_the_order_in_which_workers_came(ids: list[str], key: bytes, data: st.DataObject) -> None:
     loads = {name: data.draw(st.floats(0, 1e6)) for name in ids}
@@ -48,6 +51,7 @@ def test_agreement_does_not_depend_on_the_order_in_which_workers_came(ids: list[
     assert home_of(key, loads, added=1, floor=0) == home_of(key, other, added=1, floor=0)
 
 
+@settings(deadline=None)
 @given(names, st.lists(st.tuples(keys, st.integers(1, 5000)), max_size=60), st.integers(0, 3000))
 def test_the_bound_is_never_exceeded_by_more_than_the_last_one_put_there(
     ids: list[str], items: list[tuple[bytes, int]], floor: int
@@ -61,6 +65,7 @@ def test_the_bound_is_never_exceeded_by_more_than_the_last_one_put_there(
     assert max(loads.values()) <= max(floor, BALANCE * sum(loads.values()) / len(ids)) + largest
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.floats(0, 1e9), min_size=1), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_somebody_is_always_within_the_bound(loads: dict[str, float], added: float, floor: float) -> None:
     assert min(loads, key=lambda name: loads[name]) in within(loads, added=added, floor=floor)
@@ -82,6 +87,7 @@ def two_views(loads: list[int]) -> tuple[list[Worker], list[Worker]]:
     return view(), view()[::-1]
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["least_load", "prefix", "session"]),
     st.lists(st.integers(0, 20_000), min_size=1, max_size=8),
@@ -97,6 +103,7 @@ def test_two_routers_that_see_the_same_loads_agree(name: PolicyName, loads: list
         assert Placer(name, seed=1).choose(here, ask).ids == Placer(name, seed=2).choose(there, ask).ids
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["prefix", "session"]), st.lists(st.tuples(st.integers(0, 2), st.integers(65, 4000)), max_size=40))
 def test_one_popular_key_does_not_sink_its_worker(name: PolicyName, items: list[tuple[int, int]]) -> None:
     workers = [worker(f"p{i}", "prefill", pages=100_000) for i in range(4)]
@@ -113,6 +120,7 @@ def test_one_popular_key_does_not_sink_its_worker(name: PolicyName, items: list[
         first.tokens.begin(length)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=200), st.lists(st.integers(0, 3), max_size=200), st.sampled_from([4, 16, 64, 100]))
 def test_blocks_are_equal_exactly_as_far_as_prompts_are(one: list[int], other: list[int], page_size: int) -> None:
     tokens = block_tokens(page_size)
@@ -123,6 +131,7 @@ def test_blocks_are_equal_exactly_as_far_as_prompts_are(one: list[int], other: l
         assert (x == y) is (one[: (i + 1) * tokens] == other[: (i + 1) * tokens])
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=30), st.integers(1, 8))
 def test_a_prefix_map_keeps_whole_prefixes_within_its_capacity(prompts: list[list[int]], capacity: int) -> None:
     known = PrefixMap()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.estimate import Part
@@ -144,6 +144,7 @@ class TestHomes:
         assert found is not None and (found.waiter, found.pair.prefill) == (homes["p0"], workers[1])
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=40),
     st.sampled_from(["least_load", "session", "prefix", "round_robin", "power_of_two"]),
