@@ -46,7 +46,7 @@ def test_the_folder_ends_where_an_answer_ends_and_takes_chats(model: Path) -> No
     assert folder.config["dtype"] == "float32"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_it_answers_as_transformers_does_token_for_token(model: Path, tmp_path: Path) -> None:
     text = "".join((ROOT / name).read_text() for name in ("docs/architecture.md", "README.md"))
     with Cluster(
@@ -56,7 +56,7 @@ async def test_it_answers_as_transformers_does_token_for_token(model: Path, tmp_
             ids = list((await client.stub.Tokenize(pb.TokenizeRequest(text=text), timeout=5)).token_ids)
             prompts = [ids[7 * i : 7 * i + length] for i, length in enumerate(LENGTHS)]
             assert [len(prompt) for prompt in prompts] == list(LENGTHS)
-            answers = await asyncio.gather(*(client.generate(prompt, sampling=SAMPLING, timeout=200) for prompt in prompts))
+            answers = await asyncio.gather(*(client.generate(prompt, sampling=SAMPLING, timeout=400) for prompt in prompts))
             outputs = [answer.ids for answer in answers]
             chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="What is the capital of France?")])
             assert (await client.generate(chat, sampling={"max_tokens": 32})).text == "The capital of France is Paris."
