@@ -122,7 +122,7 @@ async def main(router: str, direct: str, fingerprint: str, steps: Steps) -> None
         servers.append(server)  # One that nobody holds stops.
         profile = WorkerProfile(worker_id, role, str(address), same, "cpu", TOTAL_PAGES, 1024, "bench")
         registration = Registration(
-            routers=[Address.parse(router)], profile=profile, load=lambda: load, on_drain=lambda grace: None
+            routers=[Address.parse(router)], profile=profile, load=lambda: load, on_drain=lambda grace, stay: None
         )
         registrations.append(registration.run())
     await asyncio.gather(*registrations)

@@ -103,6 +103,14 @@ class Unavailable(PdserveError):
     status = grpc.StatusCode.UNAVAILABLE
 
 
+class Leaving(Unavailable):
+    """A process that takes no more work because it is being stopped or drained: another one will do, and nobody is at fault. On
+    the wire it is UNAVAILABLE with LEAVING_METADATA (calls), or handed_back (Failure)."""
+
+
+LEAVING_METADATA = ("pdserve-leaving", "1")
+
+
 class Aborted(PdserveError):
     """The work was ended by somebody."""
 

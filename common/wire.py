@@ -178,11 +178,12 @@ def failure_to_pb(failure: WorkFailure) -> work_pb2.Failure:
         code=failure.code,
         message=failure.message,
         retryable=failure.retryable,
+        handed_back=failure.handed_back,
     )
 
 
 def failure_from_pb(pb: work_pb2.Failure, router_epoch: int) -> WorkFailure:
-    return WorkFailure(WorkKey(router_epoch, pb.uid, pb.attempt), pb.code, pb.message, pb.retryable)
+    return WorkFailure(WorkKey(router_epoch, pb.uid, pb.attempt), pb.code, pb.message, pb.retryable, pb.handed_back)
 
 
 def compatibility_to_pb(value: Compatibility) -> work_pb2.Compatibility:

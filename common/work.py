@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
-from common.errors import Incompatible, PdserveError, from_status, status_number
+from common.errors import Incompatible, Leaving, PdserveError, from_status, status_number
 from common.work_key import WorkKey
 
 Role = Literal["prefill", "decode"]
@@ -40,16 +40,18 @@ class TokenOut(NamedTuple):
 
 
 class WorkFailure(NamedTuple):
-    """An attempt that ended without its tokens. code is a gRPC status number."""
+    """An attempt that ended without its tokens. code is a gRPC status number. handed_back: by a worker that is leaving, so that
+    it counts as no failure."""
 
     key: WorkKey
     code: int
     message: str
     retryable: bool
+    handed_back: bool = False
 
     @classmethod
     def of(cls, key: WorkKey, error: PdserveError, *, retryable: bool) -> WorkFailure:
-        return cls(key, status_number(error), str(error), retryable)
+        return cls(key, status_number(error), str(error), retryable, handed_back=isinstance(error, Leaving))
 
     @property
     def error(self) -> PdserveError:

@@ -154,6 +154,11 @@ class HandBack:
     """Give everything that is left back to the routers."""
 
 
+@dataclass(frozen=True)
+class Undrain:
+    """Take Reserves again."""
+
+
 Command = (
     SessionOpened
     | SessionClosed
@@ -171,4 +176,5 @@ Command = (
     | Check
     | Drain
     | HandBack
+    | Undrain
 )

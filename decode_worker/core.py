@@ -26,7 +26,7 @@ from common.engine.flights import Flights
 from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
-from common.errors import Aborted, Unavailable
+from common.errors import Aborted, Leaving, Unavailable
 from common.handoff.cuda_ipc import PoolExport
 from common.work import PageCounts
 from common.work_key import WorkKey
@@ -167,6 +167,9 @@ class DecodeCore:
                 return self._drain(call_id)
             case commands.HandBack():
                 return self._hand_back(now)
+            case commands.Undrain():
+                self._draining = False
+                return None
             case _:
                 assert_never(command)
 
@@ -183,7 +186,7 @@ class DecodeCore:
     def _reserve(self, command: commands.Reserve, call_id: int | None) -> object:
         assert call_id is not None, "a Reserve needs somebody to grant pages to"
         if self._draining:
-            raise Unavailable("this decode worker is draining")
+            raise Leaving("this decode worker is draining")
         if command.req.router_epoch not in self._sessions:
             raise Unavailable(f"this decode worker has no session with router {command.req.router_epoch:016x}")
         self._tickets.reserve(command, call_id, is_running=lambda key: self._decoding.of_key(key) is not None)
@@ -210,13 +213,13 @@ class DecodeCore:
     def _drain(self, call_id: int | None) -> object:
         self._draining = True
         self._drain_call = call_id
-        self._tickets.turn_away(Unavailable("this decode worker is draining"))
+        self._tickets.turn_away(Leaving("this decode worker is draining"))
         return DEFERRED
 
     def _hand_back(self, now: float) -> None:
         self._draining = True
-        self._tickets.turn_away(Unavailable("this decode worker is stopping"))
-        self._tickets.fail_all(Unavailable("this decode worker is stopping"), now=now)
+        self._tickets.turn_away(Leaving("this decode worker is leaving"))
+        self._tickets.fail_all(Leaving("this decode worker is leaving"), now=now)
         for completion in self._decoding:
             self._decoding.retract(completion)
 

@@ -1,7 +1,7 @@
 """A decode worker's process: what is built in which order, and taken down in which.
 
 up    listen, healthy but NOT_SERVING -> the engine loads the model -> SERVING -> register with the routers
-down  NOT_SERVING, reported as draining -> finish what runs -> hand the rest back -> close sessions and server -> engine
+down  NOT_SERVING, reported as draining -> finish what runs -> hand the rest back -> close sessions, goodbye -> server -> engine
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from common.engine.start import make_memory
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import start_metrics_server
 from common.rpc.channels import Connect
+from common.rpc.duty import Duty
 from common.rpc.gen.pdserve.v1 import decode_pb2_grpc, handoff_pb2_grpc
 from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.registration import Registration
 from common.rpc.security import Security
+from common.rpc.server import ROUTER_SILENCE
 from common.token_ids import plain_ids, tensor_ids
 from common.version import VERSION
 from common.work import WorkerProfile
@@ -57,7 +59,7 @@ async def run(config: Config, stop: Stop) -> int:
 async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
     """The same with a worker that is not yet started."""
     security = Security(config)
-    server = security.make_server()
+    server = security.make_server(silence=ROUTER_SILENCE)
     health = Health(server, SERVICES)
     add_services(server, worker, longest=config.request_timeout)
     address = await security.bind(server, config.listen)
@@ -117,22 +119,24 @@ async def _serve(
     worker: DecodeWorker, health: Health, profile: WorkerProfile, config: Config, stop: Stop, *, connect: Connect
 ) -> int:
     """From ready to left; the exit code."""
-    leave: asyncio.Future[timedelta] = asyncio.get_running_loop().create_future()
+    duty = Duty(worker, grace=config.grace, set_serving=partial(_set_serving, health))
     registration = Registration(
         routers=config.router,
         profile=profile,
         load=worker.load,
-        on_drain=lambda grace: None if leave.done() else leave.set_result(grace),
+        on_drain=duty.drain,
+        on_undrain=duty.undrain,
         connect=connect,
     )
-    _set_serving(health, True)
+    duty.on_change = registration.changed
+    duty.begin()
     registering = asyncio.create_task(registration.run())
     print(f"decode worker ready on {profile.address}", flush=True)
     try:
-        await _until_asked_to_leave(stop, leave, worker, registering)
-        _set_serving(health, False)
-        grace = leave.result() if leave.done() else config.grace
-        await _drain(worker, grace, registration.changed)
+        await duty.over(stop, registering=registering)
+        if not worker.died.done():
+            await worker.say_goodbye()
+            await registration.leave()
     finally:
         registering.cancel()
         await asyncio.gather(registering, return_exceptions=True)
@@ -140,33 +144,6 @@ async def _serve(
         log.error("the engine has died", exc_info=worker.died.result())
         return 1
     return 0
-
-
-async def _until_asked_to_leave(
-    stop: Stop, leave: asyncio.Future[timedelta], worker: DecodeWorker, registering: asyncio.Task[None]
-) -> None:
-    """By a signal, by a router, or because the engine or the registration broke; raises what broke the latter."""
-    stopping = asyncio.create_task(stop.requested.wait())
-    endings: list[asyncio.Future[Any]] = [stopping, leave, worker.died, registering]
-    try:
-        while not (stopping.done() or leave.done() or worker.died.done()):
-            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
-            if registering in endings and registering.done():
-                # At once and well, if there is no router to register with.
-                registering.result()
-                endings.remove(registering)
-    finally:
-        stopping.cancel()
-
-
-async def _drain(worker: DecodeWorker, grace: timedelta, on_change: Callable[[], None]) -> None:
-    """Lets the worker finish, unless its engine dies."""
-    draining = asyncio.create_task(worker.drain(grace, on_change))
-    await asyncio.wait((draining, worker.died), return_when=asyncio.FIRST_COMPLETED)
-    if not worker.died.done():
-        await draining
-    draining.cancel()
-    await asyncio.gather(draining, return_exceptions=True)
 
 
 def _set_serving(health: Health, serving: bool) -> None:

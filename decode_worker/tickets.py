@@ -17,6 +17,7 @@ from common.errors import (
     DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
+    Leaving,
     NotFound,
     PdserveError,
     Unavailable,
@@ -232,7 +233,8 @@ class Tickets:
         """Ends a ticket and tells its router, which might wait for long to learn it from a paused or vanished sender. A
         Reserve in line gets the error itself and may try again."""
         if ticket.state is State.RECEIVING:
-            self._tell_failed(ticket, Unavailable(str(error)), retryable=True)
+            told = error if isinstance(error, Leaving) else Unavailable(str(error))
+            self._tell_failed(ticket, told, retryable=True)
         self._end(ticket, error, now=now, drained=drained)
 
     def _tell_failed(self, ticket: Ticket, error: PdserveError, *, retryable: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.core import Req
 from common.engine.handle import EngineHandle
-from common.errors import InvalidRequest, PdserveError, Unavailable
+from common.errors import InvalidRequest, Leaving, PdserveError, Unavailable
 from common.handoff.base import TRANSPORTS, Transport
 from common.handoff.cuda_ipc import PoolExport
 from common.handoff.cuda_ipc_receiver import CudaIpcReceiver
@@ -166,22 +166,27 @@ class DecodeWorker:
 
     # Leaving.
 
-    async def drain(self, grace: timedelta, on_change: Callable[[], None]) -> None:
-        """Takes nothing new, lets what has pages finish for so long, then hands the rest back to its routers; returns when every
-        router has been told everything, or does not read. on_change: called once load() says draining."""
+    async def drain(self, grace: timedelta) -> None:
+        """Takes nothing new, lets what has pages finish for so long, then hands the rest back to its routers."""
         self._draining = True
-        on_change()
         try:
             async with asyncio.timeout(grace.total_seconds()):
                 await self._engine.call(commands.Drain())
         except TimeoutError:
             log.warning("%d running and %d waiting requests go back to their routers", self._stats.running, self._stats.waiting)
             await self._engine.call(commands.HandBack())
+
+    def undrain(self) -> None:
+        self._draining = False
+        self._engine.post(commands.Undrain())
+
+    async def say_goodbye(self) -> None:
+        """Ends every session once its router has been told everything, or does not read."""
         for _ in range(LAST_WORDS_POLLS):
             if self.sessions.are_delivered():
                 break
             await asyncio.sleep(0.01)
-        self.sessions.end_all(Unavailable("this decode worker is stopping"))
+        self.sessions.end_all(Leaving(f"decode worker {self.worker_id} has left"))
 
     async def close(self) -> None:
         """Waits for the engine; for its thread also while it loads the model: torch aborts a process that ends under it."""

@@ -90,7 +90,8 @@ def _workers(workers: list[pb.Worker]) -> Table:
 
 
 def _row(worker: pb.Worker) -> list[str | Text]:
-    state = worker.state if worker.has_session or worker.state == "lost" else f"{worker.state}, no session"
+    says_so = worker.has_session or worker.state in ("unreachable", "left", "lost")
+    state = worker.state if says_so else f"{worker.state}, no session"
     counts = (
         *(worker.free_pages, worker.held_pages, worker.cached_pages, worker.quarantined_pages, worker.total_pages),
         *(worker.attempts_failed, worker.attempts),

@@ -1,7 +1,7 @@
 """The prefill worker process: its parts put together, and its staged end.
 
 Start: server listening (health: NOT_SERVING) -> model loaded by the engine -> SERVING, registered with the routers.
-End:   health NOT_SERVING, load says draining -> requests get `grace` -> the rest end retryably -> closed -> exit 0.
+End:   health NOT_SERVING, load says draining -> requests get `grace` -> the rest go back to their routers -> goodbye -> exit 0.
        An engine that dies ends the process at once with exit code 1.
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -21,15 +20,17 @@ from common.engine.engines import make_engine
 from common.engine.handle import EngineDescription, EngineHandle
 from common.engine.sim.start import Simulation
 from common.engine.start import make_memory
-from common.errors import Unavailable
+from common.errors import Leaving, Unavailable
 from common.handoff.cuda_driver import is_cuda_fault
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import start_metrics_server
+from common.rpc.duty import Duty
 from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
 from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.registration import Registration
 from common.rpc.security import Security
+from common.rpc.server import ROUTER_SILENCE
 from common.token_ids import plain_ids, tensor_ids
 from common.version import VERSION
 from common.work import WorkerProfile
@@ -57,12 +58,10 @@ class PrefillServer:
     def __init__(self, config: Config, *, memory: PoolMemory) -> None:
         self._config = config
         self._memory = memory
-        self._drain_asked = asyncio.Event()
-        self._grace = config.grace
         self._security = Security(config)
         self._address: Address
-        self._registration: asyncio.Task[None] | None = None
-        self._tell_routers: Callable[[], None] = lambda: None
+        self._registration: Registration | None = None
+        self._registering: asyncio.Task[None] | None = None
         simulation = self._simulation = Simulation.of(config) if config.is_simulated else None
         self.worker = PrefillWorker(
             f"prefill-{secrets.token_hex(4)}",
@@ -78,8 +77,9 @@ class PrefillServer:
             metrics=PrefillMetrics(),
             connect=self._security.connect,
         )
-        self._server = self._security.make_server()
+        self._server = self._security.make_server(silence=ROUTER_SILENCE)
         self._health = Health(self._server, (SERVICE,))
+        self._duty = Duty(self.worker, grace=config.grace, set_serving=partial(self._health.set, SERVICE))
         self._servicer = PrefillServicer(self.worker, longest=config.request_timeout)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server)
         self.worker.metrics.watch(
@@ -98,25 +98,22 @@ class PrefillServer:
     async def load(self) -> None:
         """Loads the model and joins the routers. Raises StartError."""
         engine = await self.worker.start()
-        self._health.set(SERVICE, True)
-        registration = Registration(
+        self._duty.begin()
+        self._registration = Registration(
             routers=self._config.router,
             profile=self._profile(engine),
             load=self.worker.load,
-            on_drain=self._on_drain,
+            on_drain=self._duty.drain,
+            on_undrain=self._duty.undrain,
             connect=self._security.connect,
         )
-        self._registration = asyncio.create_task(registration.run(), name="registration")
-        self._tell_routers = registration.changed
+        self._duty.on_change = self._registration.changed
+        self._registering = asyncio.create_task(self._registration.run(), name="registration")
 
     async def ended(self, stop: Stop) -> int:
         """Waits for a reason to end, ends, and returns the exit code."""
-        asked: list[asyncio.Future[Any]] = [asyncio.create_task(event.wait()) for event in (stop.requested, self._drain_asked)]
-        await asyncio.wait([*asked, self.worker.died], return_when=asyncio.FIRST_COMPLETED)
-        for task in asked:
-            task.cancel()
-        if not self.worker.died.done():
-            await self._drain_or_death()
+        if self._registering is not None:
+            await self._duty.over(stop, registering=self._registering)
         return await self.close()
 
     async def close(self) -> int:
@@ -125,12 +122,14 @@ class PrefillServer:
         failure = died.result() if died.done() else None
         if failure is not None:
             log.critical(_OBITUARY if is_cuda_fault(failure) else "the engine has died", exc_info=failure)
-        await self._servicer.end_sessions(
-            Unavailable(f"prefill worker {self.worker.worker_id} has ended"), flush_seconds=LAST_WORDS_SECONDS
-        )
-        if self._registration is not None:
-            self._registration.cancel()
-            await asyncio.gather(self._registration, return_exceptions=True)
+        name = f"prefill worker {self.worker.worker_id}"
+        last_word = Leaving(f"{name} has left") if failure is None else Unavailable(f"the engine of {name} has died")
+        await self._servicer.end_sessions(last_word, flush_seconds=LAST_WORDS_SECONDS)
+        if self._registration is not None and self._registering is not None:
+            if failure is None:
+                await self._registration.leave()
+            self._registering.cancel()
+            await asyncio.gather(self._registering, return_exceptions=True)
         self._health.shutdown()
         await self.worker.close()
         return 0 if failure is None else 1
@@ -138,21 +137,6 @@ class PrefillServer:
     async def stop_listening(self) -> None:
         """Calls still open, health watchers among them, get a moment to end."""
         await self._server.stop(grace=0.5)
-
-    async def _drain_or_death(self) -> None:
-        log.info("draining for at most %g s", self._grace.total_seconds())
-        self._health.set(SERVICE, False)
-        self.worker.is_draining = True
-        self._tell_routers()
-        draining: asyncio.Future[Any] = asyncio.create_task(self.worker.drain(grace_seconds=self._grace.total_seconds()))
-        await asyncio.wait([draining, self.worker.died], return_when=asyncio.FIRST_COMPLETED)
-        draining.cancel()
-
-    def _on_drain(self, grace: timedelta) -> None:
-        """A router wants this worker to go."""
-        log.info("a router asked this worker to go within %g s", grace.total_seconds())
-        self._grace = grace
-        self._drain_asked.set()
 
     def _profile(self, engine: EngineDescription) -> WorkerProfile:
         return WorkerProfile(

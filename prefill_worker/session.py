@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
-from common.errors import DeadlineExceeded, InvalidArgument, PdserveError, ResourceExhausted, Unavailable
+from common.errors import DeadlineExceeded, InvalidArgument, Leaving, PdserveError, ResourceExhausted, Unavailable
 from common.rpc.gen.pdserve.v1 import prefill_pb2
 from common.wire import failure_to_pb, req_from_pb, token_to_pb
 from common.work import TokenOut, WorkFailure
@@ -132,7 +132,7 @@ class Session:
         key = WorkKey(self.router_epoch, pb.req.key.uid, pb.req.key.attempt)
         try:
             if self._worker.is_draining:
-                raise Unavailable("this prefill worker is draining")
+                raise Leaving("this prefill worker is draining")
             journey = self._journeys.begin(self._order_of(pb), report=self)
         except PdserveError as error:
             self._worker.metrics.refused(error)

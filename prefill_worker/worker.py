@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from common.engine.handle import EngineDescription, EngineHandle
-from common.errors import Unavailable
+from common.errors import Leaving, Unavailable
 from common.handoff.choose import TransportMode
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.sim_link import SimTransfers
@@ -27,6 +28,7 @@ from prefill_worker.peers import Peers
 from prefill_worker.states import State
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
+_log = logging.getLogger(__name__)
 CLEAN_UP_SECONDS = 5.0
 """How long requests that were ended may take to give everything back."""
 
@@ -130,14 +132,18 @@ class PrefillWorker:
         counts: PageCounts = await self._engine.call(Check())
         return counts
 
-    async def drain(self, *, grace_seconds: float) -> None:
-        """Takes nothing new, lets what is here finish for so long, then ends the rest, for its routers to try elsewhere."""
+    async def drain(self, grace: timedelta) -> None:
+        """Takes nothing new, lets what is here finish for so long, then hands the rest back to its routers."""
         self.is_draining = True
         if self._journeys is None:
             return
-        if not await self._journeys.all_done(timeout_seconds=grace_seconds):
-            self._journeys.end_all(Unavailable(f"prefill worker {self.worker_id} is shutting down"))
+        if not await self._journeys.all_done(timeout_seconds=grace.total_seconds()):
+            _log.warning("%d requests go back to their routers", len(self._journeys))
+            self._journeys.end_all(Leaving(f"prefill worker {self.worker_id} is leaving"))
             await self._journeys.all_done(timeout_seconds=CLEAN_UP_SECONDS)
+
+    def undrain(self) -> None:
+        self.is_draining = False
 
     async def close(self) -> None:
         if self._peers is not None:

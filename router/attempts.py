@@ -15,6 +15,7 @@ from common.wire import ids_to_bytes, req_pb
 from common.work_key import WorkKey
 from router.attempt import Attempt, Work
 from router.capacity import group_pages
+from router.circuit import is_fault
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.fleet import Fleet
@@ -74,6 +75,7 @@ class Attempts:
 
     def handed_off(self, completion: Completion, now: float) -> None:
         if completion.stage is Stage.PREFILL:
+            self._credit(completion)
             completion.move_to(Stage.DECODE)
             assert completion.attempt is not None
             completion.attempt.stake.joined()
@@ -83,8 +85,18 @@ class Attempts:
     def retracted(self, completion: Completion) -> None:
         self._metrics.retracted()
         log.info("retracted after %d tokens, runs again", len(completion.token_ids), extra=self._extra)
-        self._withdraw(completion, cancel=False)
+        self._withdraw(completion, cancel=False, restart="retraction")
         self._place((completion,))
+
+    def handed_back(self, completion: Completion, reason: str) -> None:
+        if (attempt := completion.attempt) is None:
+            return
+        self._metrics.retracted()
+        log.info("handed back after %d tokens, runs again: %s", len(completion.token_ids), reason, extra=self._extra)
+        completion.avoid |= attempt.pair.ids
+        self._withdraw(completion, cancel=True, restart="retraction")
+        # Not at once: whoever handed it back may not yet be known to be leaving.
+        self._place((completion,), delay=RETRY_SECONDS)
 
     def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
         if (attempt := completion.attempt) is None:
@@ -92,13 +104,14 @@ class Attempts:
         self._metrics.attempt_failed(error)
         for worker in filter(None, set(attempt.pair)):
             worker.attempts_failed += worker.id in (blame or attempt.pair.ids)
+        self._blame(attempt, error, retryable=retryable, blame=blame)
         log.warning("attempt %d failed: %s", attempt.number, error, extra=self._extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
         for victim in victims:
             victim.failures += 1
             victim.avoid |= blame or attempt.pair.ids
-            self._withdraw(victim, cancel=True)
+            self._withdraw(victim, cancel=True, restart="failure")
         if not retryable or completion.failures >= self._max_attempts:
             self._on_error(_told(error, completion.failures) if retryable else error)
             return
@@ -108,6 +121,7 @@ class Attempts:
 
     def finished(self, completion: Completion) -> None:
         """Its last token has come: no worker works on it any more."""
+        self._credit(completion)
         self._end(completion, is_computed=True)
 
     def stop(self, completion: Completion) -> None:
@@ -120,6 +134,18 @@ class Attempts:
             self._leave_line(waiter)
         for completion in self._completions:
             self._cancel(completion)
+
+    def _blame(self, attempt: Attempt, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
+        if not is_fault(error, retryable=retryable):
+            return
+        suspects = [worker for worker in attempt.pair.workers if worker.id in (blame or attempt.pair.ids)]
+        for worker in suspects:
+            self._fleet.failed(worker, str(error), share=1 / len(suspects))
+
+    def _credit(self, completion: Completion) -> None:
+        if (attempt := completion.attempt) is not None:
+            for worker in attempt.pair.workers:
+                self._fleet.succeeded(worker)
 
     def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
         """Its first place in line is every attempt's."""
@@ -178,6 +204,8 @@ class Attempts:
         deadline_ms = self._work.deadline_ms()
         attempt = Attempt(members[0].attempts + 1, pair, members, self._stake(members, pair))
         self.pair = pair
+        for worker in pair.workers:
+            worker.breaker.sent()
         for member in members:
             member.begin(attempt)
             self._dispatch.add(member, self)
@@ -213,13 +241,13 @@ class Attempts:
         decode = attempt.pair.decode
         return prefill_pb2.Submit(req=req, decode_address=decode.profile.address, decode_worker=decode.id)
 
-    def _withdraw(self, completion: Completion, *, cancel: bool) -> None:
+    def _withdraw(self, completion: Completion, *, cancel: bool, restart: str) -> None:
         """Back to PLACING."""
         if cancel:
             self._tell_workers(completion)
         self._dispatch.remove(completion)
         self._take_back(completion, is_computed=False)
-        completion.withdraw("failure" if cancel else "retraction")
+        completion.withdraw(restart)
 
     def _cancel(self, completion: Completion) -> None:
         self._tell_workers(completion)

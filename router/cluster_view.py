@@ -78,6 +78,8 @@ def _worker_to_pb(worker: Worker, now: float) -> pb2.Worker:
         device=profile.device,
         held_pages=load.pages.held,
         quarantined_pages=load.pages.quarantined,
+        circuit=worker.breaker.circuit,
+        trouble=worker.trouble_now,
         queued_tokens=load.queued_tokens,
         max_running=profile.max_running,
         local_prefill=profile.local_prefill,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.address import Address
 from common.config import option, required
+from common.rpc.channels import PEER_SILENCE, check_silence
 from common.security_config import SECURITY, SecurityConfig
 from router.caller import check_key
 from router.policies import PolicyName
@@ -35,7 +36,11 @@ class RouterConfig(SecurityConfig):
         2048, "prompt tokens every prefill worker must have to compute before short prompts go to decode workers that take them"
     )
     queue_wait: timedelta = option(timedelta(minutes=10), "how long a request waits for a worker with room, at most")
-    worker_silence: timedelta = option(timedelta(seconds=10), "a worker that reports nothing for so long is taken for lost")
+    return_wait: timedelta = option(
+        timedelta(seconds=30), "--pair-wait while a worker that left in order, or fell silent under the request, may come back"
+    )
+    peer_silence: timedelta = option(PEER_SILENCE, "a worker that answers no ping for so long loses its session and its work")
+    worker_silence: timedelta = option(timedelta(seconds=5), "a worker that reports nothing for so long is taken for lost")
     grace: timedelta = option(timedelta(seconds=30), "time for running requests to finish in when the router is stopped")
     slow_client_timeout: timedelta = option(
         timedelta(minutes=1), "a client that reads nothing for so long has its call ended, RESOURCE_EXHAUSTED"
@@ -66,5 +71,6 @@ class RouterConfig(SecurityConfig):
             raise ValueError(f"--slow-client-timeout must be at least 100ms, got {self.slow_client_timeout.total_seconds():g}s")
         check_key("--session-key", self.session_key)
         check_key("--tenant-key", self.tenant_key)
+        check_silence(self.peer_silence)
         if self.worker_silence < timedelta(seconds=2):
             raise ValueError("--worker-silence must be at least 2s: workers report every 500 ms")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from typing import Protocol
 
-from common.errors import PdserveError, from_status
+from common.errors import Leaving, PdserveError, from_status
 from common.rpc.gen.pdserve.v1 import decode_pb2, prefill_pb2, work_pb2
 from router.completion import Completion, Stage
 from router.workers import Worker
+
+log = logging.getLogger(__name__)
 
 
 class WorkEvents(Protocol):
@@ -20,7 +23,11 @@ class WorkEvents(Protocol):
     def handed_off(self, completion: Completion, now: float) -> None:
         """The decode worker has it. May be told more than once."""
 
-    def retracted(self, completion: Completion) -> None: ...
+    def retracted(self, completion: Completion) -> None:
+        """By a decode worker that has no page for it."""
+
+    def handed_back(self, completion: Completion, reason: str) -> None:
+        """By a worker that is leaving in order."""
 
     def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
         """blame: ids of the workers that may be at fault."""
@@ -63,7 +70,10 @@ class Dispatch:
                 if (entry := self._find(message.retracted)) is not None:
                     entry[1].retracted(entry[0])
             case "failure":
-                self._failed(message.failure, blame=frozenset({worker.id}))
+                # Before the hand-off (a lease ran out, say) the prefill worker is a suspect too.
+                entry = self._find(message.failure)
+                is_shared = entry is not None and entry[0].stage is Stage.PREFILL
+                self._failed(message.failure, blame=frozenset() if is_shared else frozenset({worker.id}))
 
     def _decode_was_first(self, completion: Completion, events: WorkEvents, token: work_pb2.Token, now: float) -> None:
         """Its stream overtook the prefill worker's, whose news are then told from the repeated first token; or it has made this
@@ -84,8 +94,20 @@ class Dispatch:
                 if (entry := self._find(message.handed_off)) is not None:
                     entry[1].handed_off(entry[0], now)
             case "failure":
-                # It may have been the decode worker that failed it, so both are suspects.
-                self._failed(message.failure, blame=frozenset())
+                if not self._is_taken_over(message.failure):
+                    # It may have been the decode worker that failed it, so both are suspects.
+                    self._failed(message.failure, blame=frozenset())
+
+    def _is_taken_over(self, failure: work_pb2.Failure) -> bool:
+        """The decode worker makes its tokens already, or those of another of its group: it was the answer to the Commit that was
+        lost, not the request."""
+        if (entry := self._find(failure)) is None or (attempt := entry[0].attempt) is None:
+            return False
+        group = [member for member in attempt.members if member.attempt is attempt]
+        taken_over = any(member.stage is Stage.DECODE for member in group)
+        if taken_over:
+            log.info("attempt %d goes on, although %s", attempt.number, failure.message)
+        return taken_over
 
     def _started(self, started: prefill_pb2.PrefillStarted) -> None:
         if (entry := self._find(started)) is not None:
@@ -93,7 +115,11 @@ class Dispatch:
 
     def session_ended(self, worker: Worker, error: PdserveError) -> None:
         for completion, events in list(self._live.values()):
-            if completion.attempt is not None and completion.attempt.is_on(worker, completion.stage):
+            if completion.attempt is None or not completion.attempt.is_on(worker, completion.stage):
+                continue
+            if isinstance(error, Leaving):
+                events.handed_back(completion, str(error))
+            else:
                 events.failed(completion, error, retryable=True, blame=frozenset({worker.id}))
 
     def _find(
@@ -103,6 +129,10 @@ class Dispatch:
         return entry if entry is not None and entry[0].attempt_number == about.attempt else None
 
     def _failed(self, failure: work_pb2.Failure, *, blame: frozenset[str]) -> None:
-        if (entry := self._find(failure)) is not None:
+        if (entry := self._find(failure)) is None:
+            return
+        if failure.handed_back:
+            entry[1].handed_back(entry[0], failure.message)
+        else:
             error = from_status(failure.code, failure.message)
             entry[1].failed(entry[0], error, retryable=failure.retryable, blame=blame)

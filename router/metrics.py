@@ -13,6 +13,7 @@ from common.errors import PdserveError
 from common.metrics import REGISTRY, STAGE_BUCKETS, gauge, record, register_gauges
 from common.work import Role
 from router.admission import Admission
+from router.circuit import Circuit
 from router.completion import Stage
 from router.dispatch import Dispatch
 from router.fleet import Fleet
@@ -37,7 +38,7 @@ class RouterMetrics:
         self._tokens = HotCounter("pdserve_tokens", "Tokens of begun requests.", "kind", ("prompt", "output"))
         self._begun = Counter("pdserve_attempts", "Attempts begun.", ["cause"], **own)
         self._failed = Counter("pdserve_attempt_failures", "Attempts that failed, by gRPC status.", ["code"], **own)
-        self._retracted = Counter("pdserve_retractions", "Attempts that a decode worker gave back.", **own)
+        self._retracted = Counter("pdserve_retractions", "Attempts that a worker gave back, being full or leaving.", **own)
         self._ttft = Histogram("pdserve_ttft_seconds", "From arrival to the first token.", buckets=TTFT_BUCKETS, **own)
         self._gap = HotHistogram("pdserve_token_gap_seconds", "Mean time between the tokens of a delta.", GAP_BUCKETS)
         stage: dict[str, Any] = {"buckets": STAGE_BUCKETS, "registry": registry}
@@ -68,6 +69,9 @@ class RouterMetrics:
             yield gauge("pdserve_workers", "Workers known, by state; lost ones for a while.", by_state, "role", "state")
             yield gauge("pdserve_ready", "1 while a request would be served.", fleet.is_ready)
             yield gauge("pdserve_ready_workers", "Workers that take work from this router.", _ready(live), "role")
+            circuits = Tally((worker.role, worker.breaker.circuit) for worker in live)
+            by_circuit = {(role, circuit.value): circuits[role, circuit] for role in ROLES for circuit in Circuit}
+            yield gauge("pdserve_circuits", "Registered workers, by the state of their circuit.", by_circuit, "role", "circuit")
 
         register_gauges("requests", requests, self._registry)
         register_gauges("workers", workers, self._registry)

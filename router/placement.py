@@ -39,6 +39,11 @@ class Pair(NamedTuple):
         return self.decode is self.prefill
 
     @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys(worker for worker in self if worker is not None))
+
+    @property
     def ids(self) -> frozenset[str]:
         return frozenset(worker.id for worker in self if worker is not None)
 

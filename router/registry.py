@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Protocol
 
 from common.address import Address
 from common.errors import FailedPrecondition, InvalidRequest
 from common.work import POOL_LAYOUT, PROTOCOL_VERSION, Role, WorkerLoad, WorkerProfile
-from router.workers import Worker, WorkerState
+from router.workers import Departure, Worker, WorkerState
 
 LOST_SHOWN_SECONDS = 30.0
 """How long a lost worker stays listed, and a refusal counts as the reason why there is no pair."""
@@ -46,9 +47,17 @@ class Refusal:
 class Registry:
     """Owned by the event loop. A client's mistake never changes a worker's state (FLT-07): only registration and reports do."""
 
-    def __init__(self, *, fingerprint: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """fingerprint: of the router's own model folder; every worker's must equal it."""
+    def __init__(
+        self,
+        *,
+        fingerprint: str,
+        remember: timedelta = timedelta(seconds=LOST_SHOWN_SECONDS),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """fingerprint: of the router's own model folder; every worker's must equal it. remember: for how long, or
+        LOST_SHOWN_SECONDS if that is longer, a worker that is gone is still known."""
         self._fingerprint = fingerprint
+        self._remember_seconds = max(LOST_SHOWN_SECONDS, remember.total_seconds())
         self._clock = clock
         self._live: dict[str, Worker] = {}
         self._lost: list[Worker] = []
@@ -73,10 +82,11 @@ class Registry:
         self._refusals.pop(profile.address, None)
         now = self._clock()
         worker = Worker(profile, joined_at=now, reported_at=now)
+        self._inherit(worker)
         for former in self._predecessors(profile):
             if former.id != worker.id:
                 self._replaced[former.id] = worker
-            self.leave(former, f"{worker.id} has registered from the same address")
+            self.leave(former, f"{worker.id} has registered from the same address", Departure.REPLACED)
         self._live[worker.id] = worker
         log.info("%s registered: %s, %d pages", worker, profile.device, profile.total_pages)
         self._tell(lambda listener: listener.joined(worker))
@@ -92,15 +102,19 @@ class Registry:
         for listener in self._listeners:
             listener.reported()
 
-    def leave(self, worker: Worker, reason: str, *, with_last_words: bool = False) -> None:
-        """The worker's registration ended; with_last_words, by the worker itself. Idempotent."""
+    def leave(self, worker: Worker, reason: str, departure: Departure) -> None:
+        """The worker's registration ended. Idempotent: the first departure counts."""
         if self._live.get(worker.id) is not worker:
             return
         del self._live[worker.id]
         self._replaced = {old: successor for old, successor in self._replaced.items() if successor is not worker}
-        worker.lost_at, worker.lost_because = self._clock(), reason
+        worker.lost_at, worker.lost_because, worker.departure = self._clock(), reason, departure
         self._lost = [*self.recently_lost, worker]
-        log.warning("%s is lost: %s", worker, reason)
+        if departure is Departure.IN_ORDER:
+            log.info("%s has left: %s", worker, reason)
+        else:
+            log.warning("%s is lost: %s", worker, reason)
+        with_last_words = departure in (Departure.IN_ORDER, Departure.BROKEN)
         self._tell(lambda listener: listener.left(worker, with_last_words=with_last_words))
 
     def notify(self) -> None:
@@ -109,15 +123,20 @@ class Registry:
             listener.changed()
 
     @property
+    def now(self) -> float:
+        """Seconds of the clock that lost_at is in."""
+        return self._clock()
+
+    @property
     def live(self) -> list[Worker]:
         """Registered workers, draining ones included."""
         return list(self._live.values())
 
     @property
     def recently_lost(self) -> list[Worker]:
-        """Also for the scraping thread."""
-        now = self._clock()
-        return [worker for worker in self._lost if worker.lost_at is not None and now - worker.lost_at < LOST_SHOWN_SECONDS]
+        """Those that left in order among them. Also for the scraping thread."""
+        now, seconds = self._clock(), self._remember_seconds
+        return [worker for worker in self._lost if worker.lost_at is not None and now - worker.lost_at < seconds]
 
     def why_none(self, role: Role) -> str:
         """Why no worker of this role takes requests now."""
@@ -126,7 +145,7 @@ class Registry:
             return self._why_none_registered(role)
         if all(worker.state is WorkerState.DRAINING for worker in live):
             return f"every {role} worker is draining"
-        closed = [worker for worker in live if worker.state is WorkerState.READY and not worker.has_session]
+        closed = [worker for worker in live if worker.state is not WorkerState.DRAINING and not worker.has_session]
         if closed:
             return f"no session with {closed[0]}: {closed[0].trouble or 'not opened yet'}"
         return f"no {role} worker that takes work has a pool large enough"
@@ -139,7 +158,10 @@ class Registry:
         if recent:
             return f"no compatible {role} worker is registered ({max(recent, key=lambda refusal: refusal.at).reason})"
         lost = [worker for worker in self.recently_lost if worker.role == role]
-        return f"no {role} worker is registered" + (f" ({lost[-1]} was lost: {lost[-1].lost_because})" if lost else "")
+        if not lost:
+            return f"no {role} worker is registered"
+        how = "has left" if lost[-1].state is WorkerState.LEFT else "was lost"
+        return f"no {role} worker is registered ({lost[-1]} {how}: {lost[-1].lost_because})"
 
     def _check(self, profile: WorkerProfile) -> None:
         if not profile.worker_id:
@@ -158,6 +180,12 @@ class Registry:
                 worker.profile.compatibility.check(theirs, our_name=str(worker), their_name=name)
         if (successor := self._replaced.get(profile.worker_id)) is not None:
             raise FailedPrecondition(f"{successor} has taken over from {name}")
+
+    def _inherit(self, worker: Worker) -> None:
+        """A process that comes back has the circuit it had."""
+        for former in [*self._lost, *self._live.values()]:
+            if former.id == worker.id:
+                worker.breaker = former.breaker
 
     def _predecessors(self, profile: WorkerProfile) -> list[Worker]:
         return [

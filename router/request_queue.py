@@ -19,7 +19,7 @@ from router.line import Line
 from router.pace import Pace
 from router.placement import placeable, seats_for
 from router.room import RoomRule
-from router.turns import next_turn
+from router.turns import Turn, next_turn
 from router.waiter import Waiter
 from router.workers import Worker
 
@@ -119,8 +119,7 @@ class RequestQueue:
         """Everybody whose turn it is goes."""
         self._is_serving_soon = False
         placer = self._fleet.placer
-        workers = placeable(self._fleet.registry.live) if self._line else []
-        while turn := next_turn(self._line.leading(LOOKAHEAD), workers, rule=self._rule, placer=placer):
+        while self._line and (turn := self._next_turn()):
             for other in turn.bypassed:
                 other.bypassed += 1
             self._line.remove(turn.waiter, goes=True)
@@ -129,6 +128,10 @@ class RequestQueue:
             turn.waiter.go(turn.pair)
         if not self._line:
             self._note_pace()
+
+    def _next_turn(self) -> Turn | None:
+        workers = placeable(self._fleet.willing)
+        return next_turn(self._line.leading(LOOKAHEAD), workers, rule=self._rule, placer=self._fleet.placer)
 
     def _refuse(self, waiter: Waiter, error: PdserveError) -> None:
         self.leave(waiter)
@@ -146,12 +149,12 @@ class RequestQueue:
 
     def _watch(self, waiter: Waiter) -> None:
         """While no worker could ever take it, it waits no longer than the fleet says."""
-        if waiter.search is None and seats_for(self._fleet.registry.live, waiter.ask) is None:
+        if waiter.search is None and seats_for(self._fleet.willing, waiter.ask) is None:
             waiter.search = asyncio.create_task(self._search(waiter))
 
     async def _search(self, waiter: Waiter) -> None:
         try:
-            await self._fleet.until_placeable(waiter.ask)
+            await self._fleet.until_placeable(waiter.ask, is_begun=waiter.is_begun)
         except PdserveError as error:
             waiter.search = None
             self._refuse(waiter, error)

@@ -61,13 +61,15 @@ class Router:
             max_prompt_tokens=config.max_prompt_tokens,
         )
         self.dispatch = Dispatch()
-        self.registry = Registry(fingerprint=model.fingerprint)
+        self.registry = Registry(fingerprint=model.fingerprint, remember=config.return_wait)
         self.fleet = Fleet(
             self.registry,
             placer=Placer(config.policy, seed=rng.getrandbits(64), local=LocalPrefill(queue_tokens=config.local_prefill_queue)),
             epoch=epoch,
             receiver=self.dispatch,
             pair_wait=config.pair_wait,
+            return_wait=config.return_wait,
+            peer_silence=config.peer_silence,
             connect=self._security.connect,
         )
         self.queue = RequestQueue(self.fleet, rule=RoomRule(config.queue_tokens), longest_wait=config.queue_wait)
@@ -115,8 +117,8 @@ class Router:
         for ticket in self.admission.tickets():
             ticket.end(error)
         await self._drain(LAST_WORDS)
-        await self.fleet.close()
         self._registration.close()
+        await self.fleet.close()
         await self._server.stop(grace=0.5)
 
     async def _drain(self, time_left: timedelta) -> None:

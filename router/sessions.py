@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from common.errors import PdserveError, Unavailable
+from common.errors import Leaving, PdserveError, Unavailable
 from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from router.workers import Worker, WorkerState
+from router.workers import Departure, Worker, WorkerState
 
 OPEN_TIMEOUT_SECONDS = 5.0
 BACKOFF_SECONDS = (0.05, 1.0)
@@ -95,13 +95,20 @@ class Session:
                 opened, error = await self._hold()
                 failures = 1 if opened else failures + 1
                 self.worker.trouble = str(error)
-                log.log(logging.WARNING if failures == 1 else logging.DEBUG, "session with %s: %s", self.worker, error)
-                if self.worker.state is WorkerState.LOST:
+                self._log_end(error, is_first=failures == 1)
+                if self.worker.departure is not None:
                     return
+                if not opened:
+                    self._on_change()
                 low, high = BACKOFF_SECONDS
                 await asyncio.sleep(min(high, low * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))
         finally:
             await self._channel.close(None)
+
+    def _log_end(self, error: PdserveError, *, is_first: bool) -> None:
+        expected = isinstance(error, Leaving) or self.worker.state is WorkerState.DRAINING
+        level = logging.DEBUG if not is_first else logging.INFO if expected else logging.WARNING
+        log.log(level, "session with %s: %s", self.worker, error)
 
     def _send(self, message: Any) -> None:
         if not self.worker.has_session:
@@ -130,7 +137,8 @@ class Session:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                error = Unavailable(self.worker.lost_because or "the router is shutting down")
+                in_order = self.worker.departure is Departure.IN_ORDER
+                error = (Leaving if in_order else Unavailable)(self.worker.lost_because or "the router is shutting down")
                 raise
             error = Unavailable(f"it fell {QUEUE_MESSAGES} messages behind")
         except Exception:
@@ -171,5 +179,7 @@ class Session:
 
     def _closed(self, error: PdserveError) -> None:
         self.worker.has_session = False
-        self._receiver.session_ended(self.worker, Unavailable(f"{self.worker}: {error}"))
+        self.worker.trouble = str(error)
+        kind = Leaving if isinstance(error, Leaving) else Unavailable
+        self._receiver.session_ended(self.worker, kind(f"{self.worker}: {error}"))
         self._on_change()

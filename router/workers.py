@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from common.work import Role, WorkerLoad, WorkerProfile
+from router.circuit import Breaker, Circuit
 from router.estimate import Estimate
 from router.pace import Pace
 
@@ -15,7 +17,18 @@ class WorkerState(StrEnum):
 
     READY = "ready"
     DRAINING = "draining"
+    UNREACHABLE = "unreachable"
+    LEFT = "left"
     LOST = "lost"
+
+
+class Departure(StrEnum):
+    """How a registration ended."""
+
+    IN_ORDER = "in order"
+    SILENT = "silent"
+    BROKEN = "broken"
+    REPLACED = "replaced"
 
 
 @dataclass
@@ -32,9 +45,10 @@ class Worker:
     waits, pages in use. coming: not part of those. pace: at which it computes prompts.
     has_session: its Session stream stands, so that it takes work from this router.
     trouble: why it has none; "" while nothing is known.
+    breaker: whether it gets requests, after faults.
     joined_at, reported_at: clock seconds of its registration and its last report.
     attempts, attempts_failed: of this router that had a part here; those that failed by its fault or maybe its peer's.
-    lost_at, lost_because: clock seconds and reason of its registration's end; None and "" while registered.
+    lost_at, lost_because, departure: clock seconds, reason and kind of its registration's end; None and "" while registered.
     """
 
     profile: WorkerProfile
@@ -52,6 +66,8 @@ class Worker:
     attempts_failed: int = 0
     lost_at: float | None = None
     lost_because: str = ""
+    departure: Departure | None = None
+    breaker: Breaker = field(default_factory=lambda: Breaker(time.monotonic))
 
     @property
     def id(self) -> str:
@@ -64,11 +80,21 @@ class Worker:
     @property
     def state(self) -> WorkerState:
         if self.lost_at is not None:
-            return WorkerState.LOST
-        return WorkerState.DRAINING if self.load.draining else WorkerState.READY
+            return WorkerState.LEFT if self.departure is Departure.IN_ORDER else WorkerState.LOST
+        if self.load.draining:
+            return WorkerState.DRAINING
+        return WorkerState.UNREACHABLE if self.trouble and not self.has_session else WorkerState.READY
+
+    @property
+    def trouble_now(self) -> str:
+        """For GetCluster: why it takes no work, or not all it might."""
+        if self.breaker.circuit is not Circuit.CLOSED:
+            return self.lost_because or self.trouble or self.breaker.last_fault
+        return self.lost_because or self.trouble
 
     @property
     def is_placeable(self) -> bool:
+        """Health counts those, whatever their circuits: without requests none would ever be tried again."""
         return self.has_session and self.state is WorkerState.READY
 
     @property

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from common.errors import PdserveError
+from common.errors import LEAVING_METADATA, Leaving, PdserveError
 from common.rpc.handlers import rewrap
 from common.rpc.retry_info import status_of
 
@@ -100,7 +100,7 @@ async def _abort(
     """Aborts the call; one that has ended meanwhile (its deadline passed) has nobody left to tell (CAN-10)."""
     details = () if retry_after is None else status_of(code, text, retry_after).trailing_metadata
     try:
-        await context.abort(code, text, details)
+        await context.abort(code, text, (*details, LEAVING_METADATA) if isinstance(error, Leaving) else details)
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError as gone:

@@ -3,6 +3,7 @@
     connect -> profile -> accepted -> load, load, ...        every interval, and at once on changed()
        ^                                 |
        '----- back-off, at most 2 s -----+   broken, refused, or the router went away
+                                         '--> goodbye, once leave() is called
 
 Start-up order does not matter, and a router that restarts is found again.
 """
@@ -25,9 +26,15 @@ from common.wire import load_to_pb, profile_to_pb
 from common.work import WorkerLoad, WorkerProfile
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=2)
+PATIENCE = timedelta(seconds=5)
+"""How long a router may leave pings unanswered before its connection is made anew. More than a worker gets, for coming anew makes
+the router move whatever runs here."""
+GOODBYE_SECONDS = 1.0
+"""How long routers have to take a goodbye."""
 # Between two reports, however often changed() is called.
 SHORTEST_GAP = timedelta(milliseconds=20)
 _REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+OnDrain = Callable[[timedelta | None, bool], None]
 log = logging.getLogger(__name__)
 
 
@@ -40,18 +47,28 @@ class Registration:
         routers: Sequence[Address],
         profile: WorkerProfile,
         load: Callable[[], WorkerLoad],
-        on_drain: Callable[[timedelta], None],
+        on_drain: OnDrain,
+        on_undrain: Callable[[], None] = lambda: None,
         interval: timedelta = timedelta(milliseconds=500),
         connect: Connect = make_channel,
     ) -> None:
-        """load: asked for each report. on_drain(grace): a router wants this worker to finish what it runs and go."""
-        self._links = [_Link(router, profile, load, on_drain, interval, connect) for router in routers]
+        """load: asked for each report. on_drain(grace, stay): a router wants this worker to finish what it runs, within its own
+        grace if that is None, and then to go, or to stay and wait for on_undrain."""
+        self._links = [_Link(router, profile, load, on_drain, on_undrain, interval, connect) for router in routers]
 
     async def run(self) -> None:
-        """Never returns; cancelling it ends all streams, which the routers see as gone."""
+        """Until leave(); cancelling it ends all streams without a goodbye, which the routers take for a loss."""
         async with asyncio.TaskGroup() as group:
             for link in self._links:
                 group.create_task(link.keep(), name=f"registration {link.router}")
+
+    async def leave(self) -> None:
+        """Says goodbye to every router that has accepted this worker, and waits a moment for them to take it."""
+        for link in self._links:
+            link.leave()
+        async with asyncio.TaskGroup() as group:
+            for link in self._links:
+                group.create_task(link.left(within_seconds=GOODBYE_SECONDS))
 
     def changed(self) -> None:
         """The load changed in a way that routers should know before the next interval."""
@@ -72,20 +89,38 @@ class _Link:
         router: Address,
         profile: WorkerProfile,
         load: Callable[[], WorkerLoad],
-        on_drain: Callable[[timedelta], None],
+        on_drain: OnDrain,
+        on_undrain: Callable[[], None],
         interval: timedelta,
         connect: Connect,
     ) -> None:
         self.router = router
         self.wake = asyncio.Event()
         self.accepted = asyncio.Event()
-        self._profile, self._load, self._on_drain, self._interval = profile, load, on_drain, interval
+        self._profile, self._load, self._interval = profile, load, interval
+        self._on_drain, self._on_undrain = on_drain, on_undrain
         self._connect = connect
         self._complaint = ""
+        self._is_leaving = False
+        self._router_is_leaving = False
+        self._ended = asyncio.Event()
+        """While no stream is accepted."""
+        self._ended.set()
+
+    def leave(self) -> None:
+        self._is_leaving = True
+        self.wake.set()
+
+    async def left(self, *, within_seconds: float) -> None:
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            pass
 
     async def keep(self) -> None:
         pause = FIRST_PAUSE
-        while True:
+        while not self._is_leaving:
             was_accepted = await self._register()
             pause = FIRST_PAUSE if was_accepted else min(2 * pause, LONGEST_PAUSE)
             # Jittered, so that workers do not return to a restarted router in step.
@@ -93,7 +128,7 @@ class _Link:
 
     async def _register(self) -> bool:
         """One stream, from connecting to its end; whether the router accepted."""
-        async with self._connect(self.router) as channel:
+        async with self._connect(self.router, silence=PATIENCE) as channel:
             call = registry_pb2_grpc.RegistryServiceStub(channel).Register()
             sides = [asyncio.create_task(self._report(call)), asyncio.create_task(self._follow(call))]
             try:
@@ -102,13 +137,15 @@ class _Link:
                 if not sides[1].done() and not isinstance(sides[0].exception(), grpc.RpcError | asyncio.InvalidStateError):
                     sides[0].result()
                 await sides[1]
-                self._complain("the router ended the stream", logging.WARNING)
+                self._complain("the router ended the stream", logging.INFO if self._router_is_leaving else logging.WARNING)
             except grpc.aio.AioRpcError as error:
                 refused = error.code() in _REFUSALS
                 self._complain(str(error_of(error)), logging.ERROR if refused else logging.WARNING)
             finally:
                 was_accepted = self.accepted.is_set()
                 self.accepted.clear()
+                self._ended.set()
+                self._router_is_leaving = False
                 for side in sides:
                     side.cancel()
                 await asyncio.gather(*sides, return_exceptions=True)
@@ -118,7 +155,7 @@ class _Link:
         await call.write(registry_pb2.WorkerStatus(profile=profile_to_pb(self._profile)))
         # A write that meets the end of its stream hides the status (error_of()): nothing is written while a refusal may come.
         await self.accepted.wait()
-        while True:
+        while not self._is_leaving:
             self.wake.clear()
             await call.write(registry_pb2.WorkerStatus(load=load_to_pb(self._load())))
             try:
@@ -126,18 +163,26 @@ class _Link:
             except TimeoutError:
                 continue
             await asyncio.sleep(SHORTEST_GAP.total_seconds())
+        await call.write(registry_pb2.WorkerStatus(goodbye=registry_pb2.Goodbye()))
+        await call.done_writing()
 
     async def _follow(self, call: Any) -> None:
         async for directive in call:
             if directive.HasField("accepted"):
                 self.accepted.set()
+                self._ended.clear()
                 self._complaint = ""
                 log.info("registered with router %s", self.router)
             elif directive.HasField("drain"):
-                self._on_drain(timedelta(milliseconds=directive.drain.grace_ms))
+                grace = timedelta(milliseconds=directive.drain.grace_ms)
+                self._on_drain(grace or None, directive.drain.stay)
+            elif directive.HasField("undrain"):
+                self._on_undrain()
+            elif directive.HasField("goodbye"):
+                self._router_is_leaving = True
 
     def _complain(self, text: str, level: int) -> None:
         """Once per reason, not once per retry."""
-        if text != self._complaint:
+        if text != self._complaint and not self._is_leaving:
             self._complaint = text
             log.log(level, "not registered with router %s, retrying: %s", self.router, text)

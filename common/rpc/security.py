@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -10,9 +11,9 @@ import grpc
 
 from common.address import Address
 from common.rpc.auth import HEADER, SCHEME, AuthInterceptor, CallLimit, Gate
-from common.rpc.channels import make_channel
+from common.rpc.channels import PEER_SILENCE, make_channel
 from common.rpc.secure_channel import Metadata, SecureChannel
-from common.rpc.server import bind, make_server
+from common.rpc.server import CLIENT_SILENCE, bind, make_server
 from common.rpc.tls import TlsFiles
 from common.rpc.tokens import TokenFile
 from common.security_config import SecurityConfig
@@ -30,13 +31,13 @@ class Credentials:
         self._token = token
         self._peer_name = peer_name
 
-    def connect(self, address: Address | str, *, max_message_bytes: int) -> grpc.aio.Channel:
+    def connect(self, address: Address | str, *, max_message_bytes: int, silence: timedelta = PEER_SILENCE) -> grpc.aio.Channel:
         if self._tls is None and self._token is None:
-            return make_channel(address, max_message_bytes=max_message_bytes)
+            return make_channel(address, max_message_bytes=max_message_bytes, silence=silence)
 
         def dial() -> grpc.aio.Channel:
             tls = None if self._tls is None else self._tls.channel_credentials()
-            return make_channel(address, max_message_bytes=max_message_bytes, tls=tls, peer_name=self._peer_name)
+            return make_channel(address, max_message_bytes=max_message_bytes, silence=silence, tls=tls, peer_name=self._peer_name)
 
         return SecureChannel(dial, version=self._version, metadata=self._metadata)
 
@@ -66,10 +67,13 @@ class Security:
         self._auth = AuthInterceptor(gate, limit=limit)
         self._has_tokens = not (clients is None and workers is None)
 
-    def make_server(self) -> grpc.aio.Server:
-        """Not yet listening: add services, bind(), then start()."""
+    def make_server(self, *, silence: timedelta = CLIENT_SILENCE) -> grpc.aio.Server:
+        """Not yet listening: add services, bind(), then start(). silence: see common.rpc.server."""
         return make_server(
-            max_message_bytes=self._max_message_bytes, max_metadata_bytes=self._max_metadata_bytes, interceptors=(self._auth,)
+            max_message_bytes=self._max_message_bytes,
+            max_metadata_bytes=self._max_metadata_bytes,
+            silence=silence,
+            interceptors=(self._auth,),
         )
 
     async def bind(self, server: grpc.aio.Server, address: Address) -> Address:
@@ -79,9 +83,10 @@ class Security:
             log.warning("listening on %s without TLS: %s", address, exposed)
         return await bind(server, address, credentials=self._server_credentials)
 
-    def connect(self, address: Address | str) -> grpc.aio.Channel:
-        """A connection of its own to a router or worker, made on first use and again when lost. The caller closes it."""
-        return self._credentials.connect(address, max_message_bytes=self._max_message_bytes)
+    def connect(self, address: Address | str, *, silence: timedelta = PEER_SILENCE) -> grpc.aio.Channel:
+        """A connection of its own to a router or worker, made on first use and again when lost. The caller closes it.
+        silence: see make_channel."""
+        return self._credentials.connect(address, max_message_bytes=self._max_message_bytes, silence=silence)
 
 
 def _tokens(path: Path | None, flag: str) -> TokenFile | None:

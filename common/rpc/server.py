@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +24,22 @@ MAX_METADATA_BYTES: Final = 16 * 1024
 _MAX_PENDING_CALLS = 100_000
 
 
+CLIENT_SILENCE: Final = timedelta(seconds=30)
+"""How long a client may be silent, pings included, before its connection and with it its calls are given up."""
+ROUTER_SILENCE: Final = timedelta(seconds=6)
+"""The same at workers, whose clients are routers and other workers: what a vanished one had under way is freed then."""
+
+
 def make_server(
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     max_metadata_bytes: int = MAX_METADATA_BYTES,
+    silence: timedelta = CLIENT_SILENCE,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
-    """Not yet listening: add services, bind(), then start(). interceptors: around the handlers; their errors become statuses."""
+    """Not yet listening: add services, bind(), then start(). silence: see CLIENT_SILENCE. interceptors: around the handlers;
+    their errors become statuses."""
+    patience_ms = silence // timedelta(milliseconds=2)
     return grpc.aio.server(
         interceptors=(ErrorInterceptor(), *interceptors),
         options=(
@@ -46,8 +56,9 @@ def make_server(
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
             # And a client that vanished without a word is noticed.
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_time_ms", patience_ms),
+            ("grpc.keepalive_timeout_ms", patience_ms),
+            ("grpc.http2.ping_timeout_ms", patience_ms),
         ),
     )
 

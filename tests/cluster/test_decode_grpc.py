@@ -10,7 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from common.errors import LEAVING_METADATA, Leaving
 from common.handoff.base import page_checksum
+from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import decode_pb2, handoff_pb2, prefill_pb2
 from common.wire import compatibility_to_pb
 from common.work import FinishReason
@@ -265,15 +267,36 @@ async def test_leaving_finishes_what_it_can_and_hands_the_rest_back() -> None:
         router, pairing = await peers.session(), await peers.pair()
         await peers.hand_over(make_req(PROMPT, uid=1, output_len=4), pairing.pair_id)
         await peers.hand_over(make_req(PROMPT, uid=2, output_len=100), pairing.pair_id)
-        told: list[bool] = []
-        await peers.worker.drain(timedelta(milliseconds=400), lambda: told.append(peers.worker.load().draining))
+        draining = asyncio.create_task(peers.worker.drain(timedelta(milliseconds=400)))
+        await eventually(lambda: peers.worker.load().draining, within=1)
+        await draining
+        await peers.worker.say_goodbye()
         await eventually(router.call.done, within=2)
-        assert told == [True]
         assert router.has_finished(1)
         assert [message.retracted.uid for message in router.told if message.HasField("retracted")] == [2]
         indices = [token.index for token in router.tokens(2)]
         assert indices == list(range(len(indices)))
         assert await router.call.code() is grpc.StatusCode.UNAVAILABLE
+        assert LEAVING_METADATA in tuple(await router.call.trailing_metadata() or ())
+        await peers.assert_idle()
+
+
+async def test_a_worker_that_drains_refuses_as_one_that_leaves_and_can_be_undrained() -> None:
+    async with decode_worker(before_run=lambda batch: time.sleep(0.01)) as peers:
+        router, pairing = await peers.session(), await peers.pair()
+        receiving = await peers.reserve(make_req(PROMPT, uid=1), pairing.pair_id)
+        await peers.worker.drain(timedelta(milliseconds=100))
+        await eventually(lambda: router.told, within=1)
+        assert [message.failure.handed_back for message in router.told] == [True], "a prompt on its way goes back too"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await peers.reserve(make_req(PROMPT, uid=2), pairing.pair_id)
+        assert isinstance(error_of(refused.value), Leaving)
+
+        await peers.decode.Release(decode_pb2.ReleaseRequest(ticket=receiving.ticket, drained=True))
+        peers.worker.undrain()
+        assert not peers.worker.load().draining
+        await peers.hand_over(make_req(PROMPT, uid=3, output_len=4), pairing.pair_id)
+        await eventually(lambda: router.has_finished(3), within=2)
         await peers.assert_idle()
 
 

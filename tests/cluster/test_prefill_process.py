@@ -99,7 +99,7 @@ async def test_a_first_signal_drains_and_ends_with_0(start: Start, number: int) 
         process.signal(number)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await asyncio.wait_for(call.read(), 5)
-        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE and "has ended" in (ended.value.details() or "")
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE and "has left" in (ended.value.details() or "")
     assert await asyncio.to_thread(process.wait, within=5) == 0
     assert "Traceback" not in process.output
 
@@ -120,7 +120,7 @@ async def test_work_under_way_is_finished_within_the_grace_and_new_work_refused_
     assert await asyncio.to_thread(process.wait, within=10) == 0
 
 
-async def test_what_the_grace_does_not_do_for_fails_retryably(start: Start) -> None:
+async def test_what_the_grace_does_not_do_for_is_handed_back(start: Start) -> None:
     process = start("--grace", "0s", "--chunk-tokens", "1")
     address = (await asyncio.to_thread(process.wait_for_line, READY)).group(1)
     async with session(address) as call:
@@ -137,8 +137,8 @@ async def test_what_the_grace_does_not_do_for_fails_retryably(start: Start) -> N
             pass
     assert failures and all(f.retryable for f in failures.values())
     # A submission that came after the signal is refused, one that came before it is ended.
-    assert all("shutting down" in f.message or "draining" in f.message for f in failures.values())
-    assert any("shutting down" in f.message for f in failures.values())
+    assert all(f.handed_back and ("leaving" in f.message or "draining" in f.message) for f in failures.values())
+    assert any("leaving" in f.message for f in failures.values())
     assert await asyncio.to_thread(process.wait, within=10) == 0
 
 

@@ -19,7 +19,7 @@ ARGS = ("--page-size", "4", "--pool-pages", "300", "--max-context", "512", "--en
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_killed_engine_ends_its_worker_and_its_requests_move(tiny: Path, tmp_path: Path, role: str) -> None:
+async def test_lif_05_a_killed_engine_ends_its_worker_and_its_requests_move(tiny: Path, tmp_path: Path, role: str) -> None:
     with Cluster(tmp_path, tiny, prefill=2, decode=2, worker_args=ARGS, decode_args=["--lease", "3s"]) as cluster:
         async with cluster.client() as client:
             prompts = [prompt(30, seed=i) for i in range(8)]
@@ -42,7 +42,7 @@ async def test_a_killed_engine_ends_its_worker_and_its_requests_move(tiny: Path,
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_killed_worker_s_engine_is_gone_within_a_second(tiny: Path, tmp_path: Path, role: str) -> None:
+async def test_lif_06_a_killed_worker_s_engine_is_gone_within_a_second(tiny: Path, tmp_path: Path, role: str) -> None:
     with Cluster(tmp_path, tiny, worker_args=ARGS) as cluster:
         worker = (cluster.prefill if role == "prefill" else cluster.decode).pop(0)
         (engine,) = psutil.Process(worker.pid).children()

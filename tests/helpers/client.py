@@ -161,9 +161,9 @@ class Client:
         raise AssertionError(f"the call ended OK with {len(events)} events")
 
     async def workers(self) -> dict[str, pb.Worker]:
-        """GetCluster's workers that are not lost, by id."""
+        """GetCluster's workers that are not gone, by id."""
         response = await self.stub.GetCluster(pb.GetClusterRequest(), timeout=5)
-        return {worker.id: worker for worker in response.workers if worker.state != "lost"}
+        return {worker.id: worker for worker in response.workers if worker.state not in ("left", "lost")}
 
     async def model(self) -> pb.GetModelResponse:
         response: pb.GetModelResponse = await self.stub.GetModel(pb.GetModelRequest(), timeout=5)

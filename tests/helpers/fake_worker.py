@@ -47,7 +47,7 @@ class FakeWorker:
         profile = WorkerProfile(
             self.worker_id, self.role, self.address, self._compatibility, "cpu", self._total_pages, max_running=256, version="0"
         )
-        self.standing = Registration(routers=[self._router], profile=profile, load=self.report, on_drain=lambda grace: None)
+        self.standing = Registration(routers=[self._router], profile=profile, load=self.report, on_drain=lambda grace, stay: None)
         self._registration = asyncio.create_task(self.standing.run())
 
     def report(self) -> WorkerLoad:

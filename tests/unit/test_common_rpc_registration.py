@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
@@ -44,7 +45,14 @@ class Router(registry_pb2_grpc.RegistryServiceServicer):
         try:
             yield registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=7))
             while True:
-                yield await self.directives.get()
+                getting = asyncio.create_task(self.directives.get())
+                await asyncio.wait([getting, reader], return_when=asyncio.FIRST_COMPLETED)
+                if not getting.done():
+                    getting.cancel()
+                    return
+                yield getting.result()
+                if getting.result().HasField("goodbye"):
+                    return
         finally:
             reader.cancel()
             self.gone.set()
@@ -90,14 +98,14 @@ async def routers() -> AsyncIterator[Callable[[], Router]]:
 Routers = Callable[[], Router]
 
 
-def registration(
-    *routers: Address, load: Any = WorkerLoad, interval: float = 60, drains: list[timedelta] | None = None
-) -> Registration:
+def registration(*routers: Address, load: Any = WorkerLoad, interval: float = 60, told: list[Any] | None = None) -> Registration:
+    told = [] if told is None else told
     return Registration(
         routers=routers,
         profile=PROFILE,
         load=load,
-        on_drain=(drains if drains is not None else []).append,
+        on_drain=lambda grace, stay: told.append((grace, stay)),
+        on_undrain=lambda: told.append("undrain"),
         interval=timedelta(seconds=interval),
     )
 
@@ -135,11 +143,44 @@ async def test_a_change_is_told_at_once_and_many_changes_are_told_together(route
     assert router.statuses.qsize() <= 10
 
 
-async def test_drain_is_passed_on_with_its_grace(routers: Routers, tasks: list[Any]) -> None:
-    router, drains = routers(), list[timedelta]()
-    tasks.append(asyncio.create_task(registration(await router.start(), drains=drains).run()))
-    router.directives.put_nowait(registry_pb2.RouterDirective(drain=registry_pb2.Drain(grace_ms=1500)))
-    await eventually(lambda: drains == [timedelta(seconds=1.5)], within=5)
+async def test_a_router_may_ask_the_worker_to_drain_and_to_undrain(routers: Routers, tasks: list[Any]) -> None:
+    router, told = routers(), list[Any]()
+    tasks.append(asyncio.create_task(registration(await router.start(), told=told).run()))
+    for drain in (registry_pb2.Drain(grace_ms=1500), registry_pb2.Drain(stay=True)):
+        router.directives.put_nowait(registry_pb2.RouterDirective(drain=drain))
+    router.directives.put_nowait(registry_pb2.RouterDirective(undrain=registry_pb2.Undrain()))
+    await eventually(lambda: told == [(timedelta(seconds=1.5), False), (None, True), "undrain"], within=5)
+
+
+async def test_leaving_says_goodbye_after_the_last_report_and_warns_nobody(
+    routers: Routers, tasks: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    router, never = routers(), Address("127.0.0.1", 1)
+    joined = registration(await router.start(), never)
+    running = asyncio.create_task(joined.run())
+    tasks.append(running)
+    await eventually(lambda: joined.registered == 1, within=5)
+    caplog.clear()
+    began = time.monotonic()
+    await joined.leave()
+    assert time.monotonic() - began < 0.5, "a router that was never there is not waited for"
+    kinds = [(await router.next_status()).WhichOneof("message") for _ in range(3)]
+    assert kinds == ["profile", "load", "goodbye"]
+    await asyncio.wait_for(running, 3)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_router_that_says_goodbye_is_no_warning_and_is_looked_for_again(
+    routers: Routers, tasks: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    router = routers()
+    joined = registration(await router.start())
+    tasks.append(asyncio.create_task(joined.run()))
+    await eventually(lambda: joined.registered == 1, within=5)
+    router.directives.put_nowait(registry_pb2.RouterDirective(goodbye=registry_pb2.Goodbye()))
+    await asyncio.wait_for(router.gone.wait(), 2)
+    await eventually(lambda: joined.registered == 1 and router.statuses.qsize() >= 4, within=5)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_flt_11_a_restarted_router_is_found_again(routers: Routers, tasks: list[Any]) -> None:

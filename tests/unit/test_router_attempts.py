@@ -49,6 +49,10 @@ class NoSessions:
     def session(self, worker: Any) -> None:
         return None
 
+    def failed(self, worker: Any, reason: str, *, share: float) -> None: ...
+
+    def succeeded(self, worker: Any) -> None: ...
+
 
 def make(queue: Any, errors: list[Exception], *, n: int, deadline: float | None = None) -> tuple[Attempts, list[Completion]]:
     events: Any = None

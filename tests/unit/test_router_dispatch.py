@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from common.errors import Leaving, Unavailable
 from common.rpc.gen.pdserve.v1 import decode_pb2, prefill_pb2, work_pb2
+from router.attempt import Attempt
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.output import Output
+from router.placement import Pair
+from router.stake import Stake
+from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +37,11 @@ class Record:
 
     def retracted(self, completion: Completion) -> None: ...
 
-    def failed(self, completion: Completion, error: Any, **_: Any) -> None: ...
+    def handed_back(self, completion: Completion, reason: str) -> None:
+        self.told.append(("handed back", reason))
+
+    def failed(self, completion: Completion, error: Any, **_: Any) -> None:
+        self.told.append(("failed", str(error)))
 
     def gap_too_wide(self, completion: Completion) -> None: ...
 
@@ -62,3 +71,42 @@ def test_a_decode_worker_that_prefills_itself_tells_of_the_start_and_makes_the_f
     first = work_pb2.Token(uid=7, attempt=1, index=0, token_id=40, cached_tokens=16)
     dispatch.decode_message(worker, decode_pb2.DecodeSessionResponse(step=decode_pb2.Step(tokens=[first])))
     assert record.told == [("started", 16, 0), ("started", 16, 0), ("handed off",), ("token", 40)]
+
+
+def group(record: Record, *, stage: Stage) -> tuple[Dispatch, list[Completion]]:
+    """Two completions of one attempt, waiting for their hand-off, the first of them in this stage."""
+    dispatch = Dispatch()
+    members = tuple(
+        Completion(uid=7 + i, number=i, output=Output(None, logprobs=False, request_id="r", number=i), events=record)
+        for i in range(2)
+    )
+    pair = Pair(worker("p", "prefill"), worker("d", "decode"))
+    attempt = Attempt(1, pair, members, Stake(pair, members=2, tokens=1, pages=1, on_freed=lambda tokens: None))
+    for member in members:
+        member.begin(attempt)
+        dispatch.add(member, record)
+    members[0].stage = stage
+    return dispatch, list(members)
+
+
+@pytest.mark.parametrize("uid", [7, 8])
+@pytest.mark.parametrize(("stage", "told"), [(Stage.PREFILL, [("failed", "no answer to Commit")]), (Stage.DECODE, [])])
+def test_a_lost_answer_to_commit_does_not_end_what_the_decode_worker_runs(uid: int, stage: Stage, told: list[Any]) -> None:
+    record = Record()
+    dispatch, members = group(record, stage=stage)
+    assert members[0].attempt is not None
+    failure = work_pb2.Failure(uid=uid, attempt=1, code=14, message="no answer to Commit", retryable=True)
+    dispatch.prefill_message(members[0].attempt.pair.prefill, prefill_pb2.PrefillSessionResponse(failure=failure))
+    assert record.told == told
+
+
+def test_what_a_leaving_worker_gives_back_is_no_failure() -> None:
+    record = Record()
+    dispatch, members = group(record, stage=Stage.PREFILL)
+    assert members[0].attempt is not None
+    pair = members[0].attempt.pair
+    failure = work_pb2.Failure(uid=7, attempt=1, code=14, message="p is leaving", retryable=True, handed_back=True)
+    dispatch.prefill_message(pair.prefill, prefill_pb2.PrefillSessionResponse(failure=failure))
+    dispatch.session_ended(pair.prefill, Leaving("p has left"))
+    dispatch.session_ended(pair.prefill, Unavailable("p has died"))
+    assert record.told == [("handed back", "p is leaving"), *2 * [("handed back", "p has left")], *2 * [("failed", "p has died")]]

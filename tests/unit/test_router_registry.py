@@ -10,7 +10,7 @@ import pytest
 from common.errors import FailedPrecondition, Incompatible
 from common.work import Compatibility, Role, WorkerLoad, WorkerProfile
 from router.registry import LOST_SHOWN_SECONDS, Registry
-from router.workers import Worker, WorkerState
+from router.workers import Departure, Worker, WorkerState
 
 pytestmark = pytest.mark.unit
 
@@ -61,8 +61,8 @@ def test_joining_and_leaving_are_told_once(registry: Registry) -> None:
     listener = Listener()
     registry.listen(listener)
     worker = registry.join(profile("p"))
-    registry.leave(worker, "gone")
-    registry.leave(worker, "gone again")
+    registry.leave(worker, "gone", Departure.BROKEN)
+    registry.leave(worker, "gone again", Departure.BROKEN)
     assert listener.log == ["+p", "!", "-p", "!"]
     assert (registry.live, [lost.state for lost in registry.recently_lost]) == ([], [WorkerState.LOST])
 
@@ -74,7 +74,7 @@ def test_a_refusal_is_the_reason_until_it_is_old_or_mended(registry: Registry, c
     assert "page_size differs: 32" in registry.why_none("decode")
 
     registry.join(profile("d2", "decode", port=2))
-    registry.leave(registry.live[1], "killed")
+    registry.leave(registry.live[1], "killed", Departure.BROKEN)
     assert "page_size" not in registry.why_none("decode") and "killed" in registry.why_none("decode")
 
     clock.now += LOST_SHOWN_SECONDS
@@ -93,14 +93,14 @@ def test_a_replaced_worker_stays_out_while_its_successor_lives(registry: Registr
     successor = registry.join(profile("new", port=1))
     with pytest.raises(FailedPrecondition, match="new at 127.0.0.1:1 has taken over from"):
         registry.join(profile("old", port=1))
-    registry.leave(successor, "gone")
+    registry.leave(successor, "gone", Departure.BROKEN)
     assert registry.join(profile("old", port=1)).state is WorkerState.READY
 
 
 def test_the_same_worker_registering_again_is_a_new_registration(registry: Registry) -> None:
     first = registry.join(profile("p"))
     second = registry.join(profile("p"))
-    registry.leave(first, "its old stream ended")
+    registry.leave(first, "its old stream ended", Departure.BROKEN)
     assert registry.live == [second] and second.state is WorkerState.READY
 
 

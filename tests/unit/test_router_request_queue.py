@@ -48,7 +48,11 @@ class Workers:
         self._changed.set()
         self._listener.changed()
 
-    async def until_placeable(self, ask: Ask) -> None:
+    @property
+    def willing(self) -> list[Worker]:
+        return self.live
+
+    async def until_placeable(self, ask: Ask, *, is_begun: bool = False) -> None:
         while seats_for(self.live, ask) is None:
             waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self.given_up)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

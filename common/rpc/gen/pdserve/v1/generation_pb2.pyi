@@ -324,7 +324,7 @@ class Router(_message.Message):
     def __init__(self, version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., is_ready: _Optional[bool] = ..., why_not_ready: _Optional[str] = ..., in_flight: _Optional[int] = ..., queued: _Optional[int] = ..., in_line: _Optional[int] = ..., tokens_in_line: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., completions_in_prefill: _Optional[int] = ..., completions_in_decode: _Optional[int] = ..., requests: _Optional[int] = ..., output_tokens: _Optional[int] = ..., is_stopping: _Optional[bool] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "role", "address", "state", "running", "waiting", "free_pages", "total_pages", "cached_pages", "device", "held_pages", "quarantined_pages", "queued_tokens", "max_running", "local_prefill", "version", "has_session", "last_report_ms", "registered_ms", "in_flight", "attempts", "attempts_failed", "lost_ms")
+    __slots__ = ("id", "role", "address", "state", "running", "waiting", "free_pages", "total_pages", "cached_pages", "device", "held_pages", "quarantined_pages", "circuit", "trouble", "queued_tokens", "max_running", "local_prefill", "version", "has_session", "last_report_ms", "registered_ms", "in_flight", "attempts", "attempts_failed", "lost_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +337,8 @@ class Worker(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HELD_PAGES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    CIRCUIT_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +362,8 @@ class Worker(_message.Message):
     device: str
     held_pages: int
     quarantined_pages: int
+    circuit: str
+    trouble: str
     queued_tokens: int
     max_running: int
     local_prefill: bool
@@ -371,4 +375,4 @@ class Worker(_message.Message):
     attempts: int
     attempts_failed: int
     lost_ms: int
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., device: _Optional[str] = ..., held_pages: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., version: _Optional[str] = ..., has_session: _Optional[bool] = ..., last_report_ms: _Optional[int] = ..., registered_ms: _Optional[int] = ..., in_flight: _Optional[int] = ..., attempts: _Optional[int] = ..., attempts_failed: _Optional[int] = ..., lost_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., device: _Optional[str] = ..., held_pages: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., circuit: _Optional[str] = ..., trouble: _Optional[str] = ..., queued_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., version: _Optional[str] = ..., has_session: _Optional[bool] = ..., last_report_ms: _Optional[int] = ..., registered_ms: _Optional[int] = ..., in_flight: _Optional[int] = ..., attempts: _Optional[int] = ..., attempts_failed: _Optional[int] = ..., lost_ms: _Optional[int] = ...) -> None: ...

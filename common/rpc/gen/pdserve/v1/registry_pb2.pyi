@@ -7,12 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("profile", "load")
+    __slots__ = ("profile", "load", "goodbye")
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     profile: WorkerProfile
     load: WorkerLoad
-    def __init__(self, profile: _Optional[_Union[WorkerProfile, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
+    goodbye: Goodbye
+    def __init__(self, profile: _Optional[_Union[WorkerProfile, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class WorkerProfile(_message.Message):
     __slots__ = ("worker_id", "role", "address", "compatibility", "device", "total_pages", "max_running", "version", "local_prefill", "chunk_tokens", "local_prefill_tokens")
@@ -61,12 +67,16 @@ class WorkerLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., held_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RouterDirective(_message.Message):
-    __slots__ = ("accepted", "drain")
+    __slots__ = ("accepted", "drain", "undrain", "goodbye")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     drain: Drain
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    undrain: Undrain
+    goodbye: Goodbye
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("router_epoch",)
@@ -75,7 +85,37 @@ class Accepted(_message.Message):
     def __init__(self, router_epoch: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ("grace_ms",)
+    __slots__ = ("grace_ms", "stay")
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    STAY_FIELD_NUMBER: _ClassVar[int]
     grace_ms: int
-    def __init__(self, grace_ms: _Optional[int] = ...) -> None: ...
+    stay: bool
+    def __init__(self, grace_ms: _Optional[int] = ..., stay: _Optional[bool] = ...) -> None: ...
+
+class Undrain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "grace_ms", "exit")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    EXIT_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    grace_ms: int
+    exit: bool
+    def __init__(self, worker_id: _Optional[str] = ..., grace_ms: _Optional[int] = ..., exit: _Optional[bool] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UndrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class UndrainWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -40,6 +40,16 @@ class RegistryServiceStub:
                 request_serializer=pdserve_dot_v1_dot_registry__pb2.WorkerStatus.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_registry__pb2.RouterDirective.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/pdserve.v1.RegistryService/DrainWorker',
+                request_serializer=pdserve_dot_v1_dot_registry__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_registry__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
+        self.UndrainWorker = channel.unary_unary(
+                '/pdserve.v1.RegistryService/UndrainWorker',
+                request_serializer=pdserve_dot_v1_dot_registry__pb2.UndrainWorkerRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_registry__pb2.UndrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class RegistryServiceServicer:
@@ -54,6 +64,21 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """For operators: a registered worker is to take no new work, from any router, and to finish or hand back what it has. Returns
+        once the worker has been told; GetCluster shows it "draining". NOT_FOUND: no such worker is registered here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainWorker(self, request, context):
+        """For operators: takes DrainWorker back. The worker is "ready" again at once, unless it is about to exit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +86,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=pdserve_dot_v1_dot_registry__pb2.WorkerStatus.FromString,
                     response_serializer=pdserve_dot_v1_dot_registry__pb2.RouterDirective.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=pdserve_dot_v1_dot_registry__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_registry__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'UndrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainWorker,
+                    request_deserializer=pdserve_dot_v1_dot_registry__pb2.UndrainWorkerRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_registry__pb2.UndrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +126,60 @@ class RegistryService:
             '/pdserve.v1.RegistryService/Register',
             pdserve_dot_v1_dot_registry__pb2.WorkerStatus.SerializeToString,
             pdserve_dot_v1_dot_registry__pb2.RouterDirective.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.v1.RegistryService/DrainWorker',
+            pdserve_dot_v1_dot_registry__pb2.DrainWorkerRequest.SerializeToString,
+            pdserve_dot_v1_dot_registry__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.v1.RegistryService/UndrainWorker',
+            pdserve_dot_v1_dot_registry__pb2.UndrainWorkerRequest.SerializeToString,
+            pdserve_dot_v1_dot_registry__pb2.UndrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,18 +68,20 @@ class Token(_message.Message):
     def __init__(self, uid: _Optional[int] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., finish: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("uid", "attempt", "code", "message", "retryable")
+    __slots__ = ("uid", "attempt", "code", "message", "retryable", "handed_back")
     UID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    HANDED_BACK_FIELD_NUMBER: _ClassVar[int]
     uid: int
     attempt: int
     code: int
     message: str
     retryable: bool
-    def __init__(self, uid: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
+    handed_back: bool
+    def __init__(self, uid: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., handed_back: _Optional[bool] = ...) -> None: ...
 
 class Compatibility(_message.Message):
     __slots__ = ("fingerprint", "dtype", "page_size", "max_context", "num_layers", "num_kv_heads", "head_dim", "pool_layout", "protocol_version")

@@ -1,0 +1,301 @@
+"""Workers that are killed, stopped, cut off or started anew while requests are in each of their states."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
+from tests.helpers.client import Client
+from tests.helpers.cluster import Cluster, Process, free_port
+from tests.helpers.eventually import eventually
+from tests.helpers.load import Load, counted
+from tests.helpers.relay import Relay
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+
+ARGS = ("--page-size", "4", "--pool-pages", "3000", "--max-context", "1024", "--max-running", "32")
+"""Room also for what a stopped prefill worker keeps a decode worker from using: it may still write there."""
+FOREVER = {"max_tokens": 900}
+ROLES = ("prefill", "decode")
+NOTICED = 2.0
+"""Seconds until a stopped or cut-off worker is known to be one."""
+
+
+@pytest.fixture(scope="module")
+def counting_model(counting_cluster: Cluster) -> Path:
+    return counting_cluster.model
+
+
+@pytest.fixture(scope="module")
+def four(counting_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """2 prefill and 2 decode workers; every test leaves all four in working order."""
+    with Cluster(tmp_path_factory.mktemp("four"), counting_model, prefill=2, decode=2, worker_args=ARGS) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(four: Cluster) -> AsyncIterator[Client]:
+    async with four.client() as connected:
+        yield connected
+        await eventually(lambda: states_are(connected, ["ready"] * 4), within=15)
+        await four.assert_idle(connected, within=15)
+
+
+async def states(client: Client) -> dict[str, str]:
+    response = await client.stub.GetCluster(pb.GetClusterRequest(), timeout=5)
+    return {worker.id: worker.state for worker in response.workers}
+
+
+async def states_are(client: Client, expected: list[str]) -> bool:
+    found = sorted(worker.state for worker in (await client.workers()).values())
+    assert found == expected, found
+    return True
+
+
+class Stream:
+    """One answer of the counting model being read."""
+
+    def __init__(self, client: Client, start: int, *, tokens: int = 900, context: int = 0) -> None:
+        """context: tokens of the prompt in front of start."""
+        self.expected = counted(start, tokens)
+        self.ids: list[int] = []
+        self._call = client.call(
+            [(start + i) % 250 for i in range(context)] + [start], sampling={"max_tokens": tokens}, timeout=60
+        )
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for event in self._call:
+            self.ids += event.delta.token_ids
+            if event.HasField("finished"):
+                assert event.finished.usage.completion_tokens == len(self.expected)
+
+    async def reaches(self, tokens: int) -> None:
+        await eventually(lambda: len(self.ids) >= tokens or self._task.done(), within=20, every=0.005)
+
+    async def end(self) -> None:
+        """It ended well, every token once."""
+        await self._task
+        assert self.ids == self.expected
+
+
+async def worker_id(process: Process) -> str:
+    """As its registration says."""
+    found = await asyncio.to_thread(process.wait_for_line, r"worker ready on (\S+)")
+    return found[1]
+
+
+async def by_address(client: Client, address: str) -> pb.Worker:
+    (worker,) = [worker for worker in (await client.workers()).values() if worker.address == address]
+    return worker
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_stopped_worker_s_requests_move_at_once_and_it_comes_back_with_every_page(
+    four: Cluster, client: Client, role: str
+) -> None:
+    # Long prompts, so that some are in the prefill worker when it stops.
+    streams = [Stream(client, i, tokens=400, context=600 if i % 2 else 0) for i in range(8)]
+    await streams[0].reaches(20)
+    victim = (four.prefill if role == "prefill" else four.decode)[0]
+    address = await worker_id(victim)
+    victim.pause()
+    try:
+        await eventually(lambda: _state(client, address, "unreachable", "lost"), within=NOTICED)
+        for stream in streams:
+            await stream.end()
+        answer = await client.generate([7], sampling={"max_tokens": 20})
+        assert answer.ids == counted(7, 20) and answer.only.end.timing.attempts == 1, "nothing is placed on it"
+    finally:
+        victim.resume()
+    await eventually(lambda: _state(client, address, "ready"), within=10)
+
+
+async def _state(client: Client, address: str, *expected: str) -> bool:
+    response = await client.stub.GetCluster(pb.GetClusterRequest(), timeout=5)
+    found = [worker.state for worker in response.workers if worker.address == address]
+    assert set(found) & set(expected), found
+    return True
+
+
+async def _is_busy(client: Client, address: str) -> bool:
+    (worker,) = [worker for worker in (await client.workers()).values() if worker.address == address]
+    return bool(worker.running)
+
+
+class CutOff:
+    """A further worker whose every connection, from and to it, goes through a relay: cut() is a cable pulled out."""
+
+    def __init__(self, cluster: Cluster, role: str) -> None:
+        self._cluster, self._role = cluster, role
+        self._listen = f"127.0.0.1:{free_port()}"
+        self._relays = [Relay(cluster.address), Relay(self._listen)]
+        self.process: Process
+
+    @property
+    def address(self) -> str:
+        return self._relays[1].address
+
+    async def __aenter__(self) -> CutOff:
+        for relay in self._relays:
+            await relay.__aenter__()
+        slow = ["--chunk-tokens", "4"] if self._role == "prefill" else []
+        extra = ["--advertise", self.address, *slow]
+        self.process = self._cluster.start_worker(self._role, listen=self._listen, router=self._relays[0].address, extra=extra)
+        await asyncio.to_thread(self.process.wait_for_line, "registered with router")
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        for relay in self._relays:
+            relay.is_whole.set()
+        (self._cluster.prefill if self._role == "prefill" else self._cluster.decode).remove(self.process)
+        await asyncio.to_thread(self.process.stop)
+        for relay in self._relays:
+            await relay.__aexit__(None, None, None)
+
+    def cut(self) -> None:
+        for relay in self._relays:
+            relay.is_whole.clear()
+
+    def mend(self) -> None:
+        for relay in self._relays:
+            relay.is_whole.set()
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_hnd_09_a_worker_that_is_cut_off_loses_its_requests_at_once_and_comes_back(
+    four: Cluster, client: Client, role: str
+) -> None:
+    async with CutOff(four, role) as far:
+        await eventually(lambda: _state(client, far.address, "ready"), within=5)
+        streams = [Stream(client, i, tokens=300, context=700) for i in range(12)]
+        await eventually(lambda: _is_busy(client, far.address), within=5, every=0.01)
+        far.cut()
+        await eventually(lambda: _state(client, far.address, "unreachable", "lost"), within=NOTICED)
+        for stream in streams:
+            await stream.end()
+        far.mend()
+        await eventually(lambda: _state(client, far.address, "ready"), within=15)
+
+        async def is_empty() -> bool:
+            worker = await by_address(client, far.address)
+            assert (worker.running, worker.waiting, worker.held_pages, worker.quarantined_pages) == (0, 0, 0, 0), worker
+            return True
+
+        await eventually(is_empty, within=15)
+    await eventually(lambda: _state(client, far.address, "left"), within=3)
+
+
+async def test_a_worker_that_is_busy_is_not_taken_for_silent(four: Cluster, client: Client) -> None:
+    """Prompts as long as they may be, one after the other, in engines that share their interpreter with the event loop."""
+    before = [process.output for process in four.processes]
+    await asyncio.gather(
+        *(client.generate([(i + j) % 250 for j in range(1000)], sampling={"max_tokens": 2}, timeout=60) for i in range(40))
+    )
+    for process, earlier in zip(four.processes, before, strict=True):
+        assert "WARNING" not in process.output[len(earlier) :], process.output[len(earlier) :]
+    cluster = (await client.stub.GetCluster(pb.GetClusterRequest())).workers
+    assert {worker.circuit for worker in cluster if worker.state == "ready"} == {"closed"}
+
+
+MISTAKES: list[dict[str, Any]] = [
+    {"prompt": [1] * 1024},
+    {"prompt": [10_000_000]},
+    {"prompt": [1], "sampling": {"top_p": 7.0}},
+    {"prompt": []},
+]
+
+
+async def test_flt_07_client_mistakes_do_not_mark_a_worker_as_broken(four: Cluster, client: Client) -> None:
+    for mistake in MISTAKES:
+        calls = [client.refusal(mistake["prompt"], sampling=mistake.get("sampling", {"max_tokens": 4})) for _ in range(50)]
+        for code, _ in await asyncio.gather(*calls):
+            assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE)
+        assert (await client.generate([3], sampling={"max_tokens": 4})).ids == counted(3, 4)
+    workers = (await client.workers()).values()
+    assert {(worker.state, worker.circuit) for worker in workers} == {("ready", "closed")}
+
+
+async def test_flt_09_all_workers_die_under_load_and_others_come(counting_model: Path, tmp_path: Path) -> None:
+    with Cluster(tmp_path, counting_model, worker_args=ARGS) as cluster:
+        async with cluster.client() as client:
+            pid = cluster.router.pid
+            async with Load([client]) as load:
+                await eventually(lambda: load.finished >= 20, within=20)
+                for worker in (*cluster.prefill, *cluster.decode):
+                    worker.kill()
+                cluster.prefill.clear()
+                cluster.decode.clear()
+                gap_began = time.monotonic()
+                await eventually(lambda: load.failed, within=10)
+                assert time.monotonic() - gap_began < 5, "a gap is told quickly"
+                for role in ROLES:
+                    cluster.start_worker(role)
+                await eventually(lambda: states_are(client, ["ready", "ready"]), within=30)
+                back, finished = time.monotonic(), load.finished
+                await eventually(lambda: load.finished > finished + 50, within=20)
+            assert all("UNAVAILABLE" in error for _, error in load.failed)
+            assert not [error for at, error in load.failed if at > back + 5]
+            assert cluster.router.pid == pid and cluster.router.is_alive
+            await cluster.assert_idle(client)
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.long)])
+async def test_flt_11_a_router_killed_and_started_again_finds_all_its_workers(
+    counting_model: Path, tmp_path: Path, times: int
+) -> None:
+    with Cluster(tmp_path, counting_model, prefill=2, decode=2, worker_args=ARGS) as cluster:
+        for _ in range(times):
+            async with cluster.client() as client:
+                streams = [client.call([i], sampling=FOREVER) for i in range(8)]
+                first = [await anext(aiter(stream)) for stream in streams]
+                used = {event.started.prefill_worker for event in first} | {event.started.decode_worker for event in first}
+                assert len(used) == 4, "all four are used"
+                cluster.router.kill()
+                for stream in streams:
+                    with pytest.raises(grpc.aio.AioRpcError) as error:
+                        async for _ in stream:
+                            pass
+                    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            cluster.start_router()
+            await asyncio.to_thread(cluster.router.wait_for_line, "listening on")
+            async with cluster.client() as client:
+                await eventually(lambda: states_are(client, ["ready"] * 4), within=5)
+                await cluster.assert_idle(client)
+
+
+async def test_flt_01_a_prefill_worker_started_again_at_its_address_is_used_at_once(four: Cluster, client: Client) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    first = four.start_worker("prefill", listen=listen)
+    await asyncio.to_thread(first.wait_for_line, "registered with router")
+    async with Load([client], streams=6, tokens=(1, 5)) as load:
+        await eventually(lambda: load.finished >= 30, within=20)
+        four.prefill.remove(first)
+        first.kill()
+        second = four.start_worker("prefill", listen=listen)
+        await asyncio.to_thread(second.wait_for_line, "registered with router")
+        finished = load.finished
+        await eventually(lambda: load.finished >= finished + 20, within=10)
+    assert not load.failed
+    four.prefill.remove(second)
+    assert await asyncio.to_thread(second.stop) == 0
+
+
+async def test_flt_13_an_address_that_drops_packets_holds_up_nobody(four: Cluster, client: Client) -> None:
+    async with CutOff(four, "decode") as far:
+        far.cut()
+        began = time.monotonic()
+        answers = await asyncio.gather(*(client.generate([i], sampling={"max_tokens": 30}) for i in range(20)))
+        assert all(answer.ids == counted(i, 30) for i, answer in enumerate(answers))
+        assert time.monotonic() - began < 10
+        began = time.monotonic()
+        for i in range(5):
+            await client.generate([i], sampling={"max_tokens": 5})
+        assert time.monotonic() - began < 3, "once it is known nobody waits for it"

@@ -1,0 +1,55 @@
+"""How long a request waits for a pair while there is none."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from common.work import WorkerLoad
+from router.pair_wait import PairWait
+from router.workers import Departure, Worker
+from tests.unit.test_router_placement import worker
+
+pytestmark = pytest.mark.unit
+
+WAIT = PairWait(pair_wait=timedelta(seconds=2), return_wait=timedelta(seconds=30))
+ASKED = 100.0
+P = worker("p", "prefill")
+
+
+def gone(departure: Departure, *, at: float = ASKED) -> Worker:
+    made = worker("d", "decode", session=False)
+    made.lost_at, made.departure = at, departure
+    return made
+
+
+def wait(*workers: Worker, now: float = ASKED, is_begun: bool = False) -> float:
+    return WAIT.until([P, *workers], asked_at=ASKED, now=now, is_begun=is_begun) - ASKED
+
+
+def test_nobody_and_a_crashed_worker_are_waited_for_a_little() -> None:
+    assert wait() == wait(gone(Departure.BROKEN)) == wait(gone(Departure.BROKEN), is_begun=True) == 2
+
+
+def test_a_worker_that_left_in_order_is_expected_back_for_its_whole_time() -> None:
+    assert wait(gone(Departure.IN_ORDER)) == 30
+    assert wait(gone(Departure.IN_ORDER, at=ASKED - 25)) == 5
+    assert wait(gone(Departure.IN_ORDER, at=ASKED - 60)) == 2
+
+
+def test_a_draining_worker_is_about_to_leave_but_nobody_waits_for_ever() -> None:
+    draining = worker("d", "decode")
+    draining.load = WorkerLoad(draining=True)
+    assert wait(draining) == wait(draining, now=ASKED + 29) == 30
+
+
+@pytest.mark.parametrize(("is_begun", "expected"), [(False, 2), (True, 30)])
+def test_a_silent_worker_is_waited_for_by_those_that_have_begun(is_begun: bool, expected: float) -> None:
+    unreachable = worker("d", "decode", session=False)
+    unreachable.trouble = "a ping was not answered"
+    assert wait(unreachable, is_begun=is_begun) == wait(gone(Departure.SILENT), is_begun=is_begun) == expected
+
+
+def test_a_worker_of_a_role_that_is_there_anyway_is_not_waited_for() -> None:
+    assert wait(gone(Departure.IN_ORDER), worker("d2", "decode")) == 2
