@@ -1,6 +1,6 @@
 """The GPU's kernels one by one, in CUDA graphs: the small ones beside torch's, candidate plans of small_linear, and whole layers.
 
-python -m bench.gpu.kernels [--only small attention linear layers] [--tokens 1 8] [--shapes 8B,head] [--top 4] [--json FILE]
+python -m bench.gpu.kernels [--only small linear layers] [--tokens 1 8] [--shapes 8B,head] [--top 4] [--json FILE]
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from bench.gpu import attention, layer, linear
+from bench.gpu import layer, linear
 from bench.gpu.clock import copies_beyond_l2, graph_us
 from common.engine.cuda import kernels
 
-PARTS = ["small", "attention", "linear", "layers"]
+PARTS = ["small", "linear", "layers"]
 PAGE_SIZE = 64
 EPS = 1e-6
 Row = tuple[str, int, float, float | None]
@@ -136,8 +136,6 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     if "small" in options.only:
         small_kernels()
-    if "attention" in options.only:
-        attention.compare()
     if "linear" in options.only:
         results = linear.tune(options.tokens, only=options.shapes, top=options.top)
         if options.json:

@@ -35,7 +35,7 @@ GEOMETRIES = [
 
 
 class Layers:
-    """Random layers; q stands in for what attention would make of it."""
+    """Random layers, their norms' weights in the products; q stands in for what attention would make of it."""
 
     def __init__(self, geometry: Geometry, tokens: int) -> None:
         g = geometry
@@ -49,7 +49,7 @@ class Layers:
             (make(qkv_width, g.hidden), make(g.hidden, q_width), make(2 * g.inner, g.hidden), make(g.hidden, g.inner))
             for _ in range(g.layers)
         ]
-        self.norm_weight, self.head_norm = make(g.hidden).fill_(1), make(g.head_dim).fill_(1) if g.qk_norm else None
+        self.head_norm = make(g.head_dim).fill_(1) if g.qk_norm else None
         self.pool = torch.zeros(2, g.layers, 2, PAGE_SIZE, g.kv_heads, g.head_dim, dtype=torch.bfloat16, device="cuda")
         self.cos_sin = torch.rand(PAGE_SIZE, g.head_dim, device="cuda")
         self.positions = torch.arange(tokens, device="cuda")
@@ -80,8 +80,8 @@ class Layers:
         ) -> None:
             plan = replace(choose(len(x), *weight.shape, gated=gated), prefetch=prefetch)
             small_linear(
-                x, weight, out, norm=norm, norm_weight=self.norm_weight if norm else None, eps=EPS, gated=gated,
-                residual=out if add else None, workspace=self.workspace, plan=plan, pdl=pdl,
+                x, weight, out, norm=norm, eps=EPS, gated=gated, residual=out if add else None, workspace=self.workspace,
+                plan=plan, pdl=pdl,
             )  # fmt: skip
 
         for layer, (qkv, o, gate_up, down) in enumerate(self.weights):
@@ -93,20 +93,20 @@ class Layers:
 
     def unfused(self, *, pdl: bool) -> None:
         for layer, (qkv, o, gate_up, down) in enumerate(self.weights):
-            kernels.rms_norm(self.x, self.norm_weight, eps=EPS, out=self.normed, pdl=pdl)
+            kernels.rms_norm(self.x, None, eps=EPS, out=self.normed, pdl=pdl)
             torch.mm(self.normed, qkv.T, out=self.qkv)
             self.rope_store(layer, pdl=pdl)
             self.x.addmm_(self.q.flatten(1), o.T)
-            kernels.rms_norm(self.x, self.norm_weight, eps=EPS, out=self.normed, pdl=pdl)
+            kernels.rms_norm(self.x, None, eps=EPS, out=self.normed, pdl=pdl)
             torch.mm(self.normed, gate_up.T, out=self.gate_up)
             kernels.silu_and_mul(self.gate_up, self.inner, pdl=pdl)
             self.x.addmm_(self.inner, down.T)
 
     def torch_only(self) -> None:
         for qkv, o, gate_up, down in self.weights:
-            F.linear(F.rms_norm(self.x, self.x.shape[1:], self.norm_weight, EPS), qkv)
+            F.linear(F.rms_norm(self.x, self.x.shape[1:], None, EPS), qkv)
             self.x.addmm_(self.q.flatten(1), o.T)
-            gate, up = F.linear(F.rms_norm(self.x, self.x.shape[1:], self.norm_weight, EPS), gate_up).chunk(2, dim=-1)
+            gate, up = F.linear(F.rms_norm(self.x, self.x.shape[1:], None, EPS), gate_up).chunk(2, dim=-1)
             self.x.addmm_(F.silu(gate) * up, down.T)
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 pytest.importorskip("flashinfer", reason="flashinfer is not installed")
 
-from common.engine.cuda.attention_choice import WORKSPACE_BYTES, choose_decode, choose_prefill, prefill_workspace
-from common.engine.cuda.attention_kernels import DecodeKernel, FlashInferDecode, FlashInferPrefill, Geometry, XqaDecode
+from common.engine.cuda.attention_choice import choose_decode, choose_prefill, prefill_workspace
+from common.engine.cuda.attention_kernels import FlashInferDecode, FlashInferPrefill, Geometry
 from common.engine.cuda.attention_reference import TorchDecode, TorchPrefill
 from common.engine.cuda.spans import PagedSpans
 from common.engine.kv_pool import KVPool
@@ -84,21 +84,13 @@ def test_decode_is_the_reference_s(device: torch.device, heads: tuple[int, int, 
     q = torch.randn(len(lengths), geometry.num_heads, geometry.head_dim, dtype=torch.bfloat16, device=device)
     kernel = choose_decode("auto" if kind == "auto" else "flashinfer", geometry, max_pages=POOL_PAGES)
     assert isinstance(kernel, FlashInferDecode) == (kind == "flashinfer")
-    kernels: list[DecodeKernel] = [kernel]
-    if kind == "auto":
-        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        # One split of each sequence, and more than some of them have tiles.
-        kernels += [XqaDecode(geometry, workspace, programs=count) for count in (1, 600)]
     reference = TorchDecode()
     for layer in range(LAYERS):
-        wanted = torch.empty_like(q)
-        reference.plan(lengths, pages)
-        reference.run(q, pool.k(layer), pool.v(layer), tables, seq_lens, wanted)
-        for attend in kernels:
-            out = torch.full_like(q, float("nan"))
+        out, wanted = torch.full_like(q, float("nan")), torch.empty_like(q)
+        for attend, result in ((kernel, out), (reference, wanted)):
             attend.plan(lengths, pages)
-            attend.run(q, pool.k(layer), pool.v(layer), tables, seq_lens, out)
-            assert_close(out, wanted)
+            attend.run(q, pool.k(layer), pool.v(layer), tables, seq_lens, result)
+        assert_close(out, wanted)
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -1,4 +1,4 @@
-"""The blocks that models are made of on a GPU, with every experiment, against the same in float64."""
+"""The blocks that models are made of on a GPU against the same in float64."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from common.engine.cuda.experiments import Experiments, parse
 from common.engine.cuda.launch import INTERPRETED
-from common.engine.cuda.ops import CudaOps
+from common.engine.cuda.linear_plans import PLANNED_TOKENS
+from common.engine.cuda.ops import LATE_TOKENS, CudaOps
 
 EPS = 1e-5
 MAX_ERROR = 2e-2 if INTERPRETED else 1e-2
 """The interpreter cuts bf16 off instead of rounding it."""
-WAYS = ["", "fold", "fold,wide", "fold,late", "mid", "fold,wide,mid,late"]
 
 
 @pytest.fixture
 def dtype(device: torch.device, tokens: int) -> torch.dtype:
     """The interpreter's tl.dot takes bf16's bits for integers, and for more tokens there is none."""
-    return torch.float16 if device.type == "cpu" and tokens <= 64 else torch.bfloat16
+    return torch.float16 if device.type == "cpu" and tokens <= PLANNED_TOKENS else torch.bfloat16
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("tokens", [1, 2, 5, 16, 40, 70])
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 5, PLANNED_TOKENS, PLANNED_TOKENS + 1, LATE_TOKENS, LATE_TOKENS + 1])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_blocks_are_the_formulas_in_every_way(
-    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, way: str, tokens: int, has_bias: bool
+def test_blocks_are_the_formulas(
+    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, is_large: bool, tokens: int, has_bias: bool
 ) -> None:
-    monkeypatch.setenv("PDSERVE_EXPERIMENTS", way)
-    # A large weight is one that the interpreter takes long for.
-    monkeypatch.setattr("common.engine.cuda.linear_plans.SMALL_ELEMENTS", 0 if 2 < tokens <= 16 else 1 << 30)
+    # A weight that is large is one that the interpreter takes long for.
+    monkeypatch.setattr("common.engine.cuda.linear_plans.SMALL_ELEMENTS", 0 if is_large else 1 << 30)
     ops, depth = CudaOps(), 256
     x = (torch.randn(tokens, depth, device=device) * 20).to(dtype)
     norm = (1 + torch.rand(depth, device=device)).to(dtype)
@@ -51,11 +49,3 @@ def test_blocks_are_the_formulas_in_every_way(
 def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
     error = (got.double() - wanted).norm() / wanted.norm()
     assert error < MAX_ERROR, f"relative error {error:.1e}"
-
-
-def test_experiments_are_read_by_name() -> None:
-    assert parse("") == Experiments() and parse("fold,late") == Experiments(fold=True, late=True)
-    assert parse("xqa=2").xqa == 2.0
-    for wrong in ("no such", "fold=1", "xqa", "wide"):
-        with pytest.raises(ValueError, match="PDSERVE_EXPERIMENTS"):
-            parse(wrong)

@@ -20,7 +20,6 @@ from common.engine.cuda.attention_kernels import (
     XqaDecode,
 )
 from common.engine.cuda.attention_reference import TorchDecode, TorchPrefill
-from common.engine.cuda.experiments import of_environment
 from common.errors import StartError
 from common.worker_config import DecodeAttention, PrefillAttention
 
@@ -41,8 +40,7 @@ def choose_decode(choice: DecodeAttention, geometry: Geometry, *, max_pages: int
         raise StartError(f"--decode-attention xqa {obstacle}")
     if choice == "flashinfer" or obstacle:
         return FlashInferDecode(geometry, workspace, max_pages=max_pages)
-    sms = torch.cuda.get_device_properties(geometry.device).multi_processor_count
-    return XqaDecode(geometry, workspace, programs=int(sms * of_environment().xqa))
+    return XqaDecode(geometry, workspace)
 
 
 def choose_prefill(

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import flashinfer
+import flashinfer.decode
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from common.engine.cuda.spans import PagedSpans, indptr
-
-XQA_SEMAPHORE_BYTES = 8 << 20
-"""Of its workspace, as FlashInfer's own wrapper divides it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +124,10 @@ class XqaDecode:
     needs_plan = False
     can_capture = True
 
-    def __init__(self, geometry: Geometry, workspace: torch.Tensor, *, programs: int) -> None:
-        """workspace: uint8, zero at first use: its semaphores count from there. programs: each request's sequence is split until
-        there would be more; never for more than that many pairs of request and KV head."""
-        self._kv_heads = geometry.num_kv_heads
-        self._programs = programs
-        self._semaphores, self._scratch = workspace[:XQA_SEMAPHORE_BYTES], workspace[XQA_SEMAPHORE_BYTES:]
+    def __init__(self, geometry: Geometry, workspace: torch.Tensor) -> None:
+        """workspace: uint8, zero at first use: its semaphores count from there."""
+        self._scale = geometry.head_dim**-0.5
+        self._workspace = workspace
 
     def plan(self, lengths: Sequence[int], pages: Sequence[NDArray[np.int32]]) -> None:
         """Nothing to do."""
@@ -145,19 +141,16 @@ class XqaDecode:
         seq_lens: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        # What it calls sm_count has no other use than the number of splits. It scales scores by head_dim ** -0.5 itself.
-        flashinfer.xqa(
-            q.unsqueeze(1),
-            k,
-            v,
+        flashinfer.decode.xqa_batch_decode_with_kv_cache(
+            q,
+            (k, v),
+            self._workspace,
             block_tables,
-            seq_lens.view(torch.uint32).unsqueeze(1),
-            out.unsqueeze(1),
-            self._scratch,
-            self._semaphores,
-            self._kv_heads,
-            k.shape[1],
-            sm_count=self._programs,
+            seq_lens.view(torch.uint32),
+            block_tables.shape[1] * k.shape[1],
+            bmm1_scale=self._scale,
+            bmm2_scale=1.0,
+            out=out,
         )
 
 

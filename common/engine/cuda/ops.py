@@ -6,22 +6,21 @@ import torch
 import torch.nn.functional as F
 
 from common.engine.cuda import kernels
-from common.engine.cuda.experiments import LATE_TOKENS, Experiments, of_environment
 from common.engine.cuda.linear_plans import best_plan
 from common.engine.cuda.small_linear import Workspace, small_linear
 from common.engine.layers import Block, Linear
 
 FOLD_ROWS = 4096
 """Of a weight, in float32 at a time."""
+LATE_TOKENS = 128
+"""Up to so many, gate and up are computed of x as it is, and SiLU's kernel divides them by the root: a kernel less."""
 
 
 class CudaOps:
     """For few tokens a product is the time of reading its weight: one kernel with what is around it (linear_plans.py). Else
     cuBLAS and fused small kernels."""
 
-    def __init__(self, experiments: Experiments | None = None) -> None:
-        """experiments: the environment's unless given."""
-        self._experiments = of_environment() if experiments is None else experiments
+    def __init__(self) -> None:
         self._workspaces: dict[torch.device, Workspace] = {}
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -36,14 +35,10 @@ class CudaOps:
         eps: float,
         shared: bool = False,
     ) -> Block:
-        folded = self._experiments.fold and not shared
-        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), folded=folded)
+        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), folded=not shared)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
-        folded, is_late = self._experiments.fold, self._experiments.late
-        return CudaNormedLinear(
-            weight, bias, norm, eps, self._workspace(weight.device), folded=folded, gated=True, is_late=is_late
-        )
+        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), folded=True, gated=True)
 
     def rotary_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -93,24 +88,24 @@ class CudaNormedLinear:
         eps: float,
         workspace: Workspace,
         *,
-        folded: bool = False,
+        folded: bool,
         gated: bool = False,
-        is_late: bool = False,
     ) -> None:
-        """folded: norm is multiplied into weight, in place. is_late: few tokens are divided by their root after the product."""
+        """folded: norm is multiplied into weight, in place."""
         if folded:
             fold_norm(weight, norm)
         self._weight, self._bias, self._eps = weight, bias, eps
         self._norm = None if folded else norm
         # Not in float16, which holds no more than 65504; a bias is not to be divided.
-        self._late_tokens = LATE_TOKENS if is_late and bias is None and weight.dtype == torch.bfloat16 else 0
+        can_be_late = gated and folded and bias is None and weight.dtype == torch.bfloat16
+        self._late_tokens = LATE_TOKENS if can_be_late else 0
         self._workspace = workspace
         self._gated = gated
         self._out_size = len(weight) // 2 if gated else len(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(len(x), self._out_size)
-        plan = best_plan(len(x), self._weight, gated=self._gated, folded=self._norm is None, is_normed=self._norm is not None)
+        plan = best_plan(len(x), self._weight, gated=self._gated, folded=self._norm is None)
         if plan is not None and self._bias is None:
             return small_linear(
                 x,
