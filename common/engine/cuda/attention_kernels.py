@@ -37,7 +37,7 @@ class PrefillKernel(Protocol):
         """Once per step, before the first run. Host work and an upload; never in a capture."""
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-        """Causal: a request's query i sees its first kv_len - query_len + i + 1 tokens.
+        """Causal: a request's query i sees its first kv_len - query_len + i + 1 tokens. Rows past those planned are padding.
 
         q, out: [tokens, num_heads, head_dim]; k, v: [num_pages, page_size, num_kv_heads, head_dim], any stride between pages.
         """
@@ -81,6 +81,7 @@ class FlashInferPrefill:
         tokens that will come. max_pages: of all requests of a captured step."""
         self._geometry = geometry
         self._captured_reqs = captured_reqs
+        self._tokens = 0
         self._planned = torch.cuda.Event()
         buffers: dict[str, torch.Tensor] = {}
         if captured_reqs:
@@ -98,6 +99,7 @@ class FlashInferPrefill:
     def plan(self, spans: PagedSpans) -> None:
         # The wrapper uploads from one pinned buffer: the last plan must have left it.
         self._planned.synchronize()
+        self._tokens = int(spans.query_len.sum())
         geometry, padding = self._geometry, max(0, self._captured_reqs - len(spans.kv_len))
         kv_len = np.pad(spans.kv_len, (0, padding))
         self._wrapper.plan(
@@ -115,7 +117,8 @@ class FlashInferPrefill:
         self._planned.record()
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-        self._wrapper.run(q, (k, v), out=out)
+        # FlashInfer refuses more rows than it has planned with.
+        self._wrapper.run(q[: self._tokens], (k, v), out=out[: self._tokens])
 
 
 class XqaDecode:

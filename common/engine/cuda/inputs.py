@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 
 from common.core import Batch, Req
 from common.engine.cuda.attention import CudaMetadata
-from common.engine.cuda.launch import power_of_2_from
+from common.engine.cuda.linear_plans import PLANNED_TOKENS
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.spans import PagedSpans, indptr
 from common.engine.cuda.upload import UploadRing
 from common.engine.kv_pool import KVPool
 from common.engine.pages import pages_for
 from common.engine.peer_store import PeerStore
+
+LEAST = 2 * PLANNED_TOKENS
+"""Tokens, and rows of logits, of a step launched kernel by kernel: of fewer, small_linear's kernels would be compiled first."""
 
 
 class PrefillInputs:
@@ -27,14 +30,13 @@ class PrefillInputs:
         self._page_bytes = pool.page_bytes
         self._row_bytes = pool.tensor[0, 0, 0, 0].numel() * pool.tensor.itemsize
         # Per token: id, position, location, and an address of two words; per request: a row of two words.
-        self._uploads = UploadRing(5 * max_tokens + 2 * power_of_2_from(max_reqs), dtype=torch.int32, device=device)
+        self._uploads = UploadRing(5 * max(max_tokens, LEAST) + 2 * max(max_reqs, LEAST), dtype=torch.int32, device=device)
 
     def prepare(self, batch: Batch, stores: Mapping[Req, PeerStore]) -> PagedSpans:
         """Fills batch.input_ids, positions, out_loc and attn_metadata; returns what the attention kernel plans with."""
         batch.padded_reqs = batch.reqs
-        tokens = sum(req.extend_len for req in batch.reqs)
-        # Padded as captured steps are: products of few rows are compiled for their number.
-        rows = power_of_2_from(last) if (last := len(_logit_rows(batch.reqs))) else 0
+        tokens = max(LEAST, sum(req.extend_len for req in batch.reqs))
+        rows = max(LEAST, last) if (last := len(_logit_rows(batch.reqs))) else 0
         packed, spans = self.pack(batch.reqs, stores, tokens=tokens, rows=rows)
         self.fill(batch, self.upload(packed), tokens=tokens, rows=rows)
         return spans

@@ -19,8 +19,6 @@ from common.engine.cuda.runner import CudaRunner
 from common.engine.cuda.sampling_state import SamplingState
 from common.engine.pages import pages_for
 
-BATCHES = (2, 4, 8, 16)
-"""Requests of a step; with more, nothing is compiled anew."""
 DRAWN = SamplingParams(temperature=1.0, seed=0)
 FILTERED = replace(DRAWN, top_p=0.9)
 FULL = replace(FILTERED, presence_penalty=0.1, logit_bias={0: 1.0}, min_tokens=1)
@@ -33,11 +31,8 @@ def warm_up_prefill(runner: CudaRunner) -> None:
         most = min(runner.max_tokens, runner.compatibility.max_context - 1, runner.pool.num_pages * runner.pool.page_size)
         if most > 0:
             for params in ONE_OF_EACH_LEVEL:
-                _prefill(runner, [1], params)
-            for count in BATCHES:
-                if count <= min(most, runner.pool.num_pages, runner.page_table.rows):
-                    _prefill(runner, [1] * count)
-            _prefill(runner, [most])
+                _prefill(runner, 1, params)
+            _prefill(runner, most)
         page = torch.zeros(1, dtype=torch.int32, device=runner.device)
         kernels.copy_pages(runner.pool.tensor, page, runner.pool.tensor.data_ptr(), page)
         torch.cuda.synchronize()
@@ -47,33 +42,27 @@ def warm_up_rows(sampling: SamplingState, table: CudaPageTable) -> None:
     """What loading a request onto the device takes."""
     sampling.load(0, _req(1, 0, FULL), 0)
     sampling.flush()
-    with _rows(table, [1]):
+    with _row(table, 1):
         table.flush()
 
 
-def _prefill(runner: CudaRunner, lengths: list[int], params: SamplingParams | None = None) -> None:
-    """One step of prompts of these lengths, launched kernel by kernel; with params, it also samples their first tokens."""
-    with _rows(runner.page_table, lengths) as rows:
-        reqs = [_req(length, row, params or SamplingParams()) for length, row in zip(lengths, rows, strict=True)]
-        for req, length in zip(reqs, lengths, strict=True):
-            req.take_chunk(length)
-        logits = runner.forward_prefill(Batch(reqs, "prefill"), {})
+def _prefill(runner: CudaRunner, length: int, params: SamplingParams | None = None) -> None:
+    """One step of a prompt of this length, launched kernel by kernel; with params, it also samples its first token."""
+    with _row(runner.page_table, length) as row:
+        req = _req(length, row, params or SamplingParams())
+        req.take_chunk(length)
+        logits = runner.forward_prefill(Batch([req], "prefill"), {})
         if params is not None:
-            runner.first_tokens(reqs, logits).result()
+            runner.first_tokens([req], logits).result()
 
 
 @contextmanager
-def _rows(table: CudaPageTable, lengths: list[int]) -> Iterator[list[int]]:
-    """Rows with pages of their own, from page 0 on, for requests of these lengths."""
-    rows = [table.take_row() for _ in lengths]
-    first = 0
-    for row, length in zip(rows, lengths, strict=True):
-        count = pages_for(length, table.page_size)
-        table.assign(row, 0, range(first, first + count))
-        first += count
-    yield rows
-    for row in rows:
-        table.release_row(row)
+def _row(table: CudaPageTable, length: int) -> Iterator[int]:
+    """A row with the pages from 0 on, for a request of this length."""
+    row = table.take_row()
+    table.assign(row, 0, range(pages_for(length, table.page_size)))
+    yield row
+    table.release_row(row)
 
 
 def _req(length: int, row: int, params: SamplingParams) -> Req:
