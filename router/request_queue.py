@@ -118,13 +118,12 @@ class RequestQueue:
     def _serve(self) -> None:
         """Everybody whose turn it is goes."""
         self._is_serving_soon = False
-        placer = self._fleet.placer
         while self._line and (turn := self._next_turn()):
             for other in turn.bypassed:
                 other.bypassed += 1
             self._line.remove(turn.waiter, goes=True)
             turn.waiter.unwatch()
-            placer.took(turn.pair, turn.waiter.ask)
+            self._fleet.placer.took(turn.pair, turn.waiter.ask)
             turn.waiter.go(turn.pair)
         if not self._line:
             self._note_pace()
