@@ -27,7 +27,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup protos run-local smoke chat top test test-unit test-faults test-faults-long test-gpu bench bench-cpu bench-router bench-gpu bench-serve fmt lint types clean help
+.PHONY: setup protos run-local smoke chat top test test-unit test-faults test-faults-long test-gpu bench bench-cpu bench-router bench-gpu bench-serve bench-sim soak fmt lint types clean help
 
 setup: $(READY)  ## make .venv and install the pinned dependencies (TORCH= chooses another torch)
 
@@ -79,6 +79,12 @@ bench-serve: $(READY)  ## what clients see under load: ARGS="open|goodput|offlin
 
 bench-gpu: $(READY)  ## the GPU data plane, a table per line of docs/performance.md (ONLY=1,4 chooses)
 	@$(PYTHON) -m bench.gpu $(if $(ONLY),--only '$(ONLY)') $(ARGS)
+
+bench-sim: $(READY)  ## placement policies on a simulated fleet of 64 + 64 workers (docs/simulator.md)
+	@$(PYTHON) -m bench.sim $(ARGS)
+
+soak: $(READY)  ## 20,000 requests through a simulated fleet that is being hurt
+	@$(PYTHON) -m bench.soak $(ARGS)
 
 fmt: $(READY)  ## format the code
 	@$(PYTHON) -m ruff format

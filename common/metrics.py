@@ -78,6 +78,12 @@ def register_gauges(name: str, collect: Callable[[], Iterable[Metric]], registry
     registry.register(reader)
 
 
+def forget_gauges(registry: CollectorRegistry) -> None:
+    """For a registry that goes before its process does: what was registered with it is not kept any longer."""
+    for key in [key for key in _registered if key[0] is registry]:
+        registry.unregister(_registered.pop(key))
+
+
 class _Reader(Collector):
     """Reads values at scrape time; a reading that fails leaves its metrics out of this scrape."""
 

@@ -15,14 +15,16 @@ from functools import partial
 from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from common.address import Address
 from common.config import describe
 from common.engine.engines import make_engine
 from common.engine.handle import EngineDescription, EngineHandle
+from common.engine.sim.start import Simulation
 from common.engine.start import make_memory
 from common.handoff.pool_memory import PoolMemory
-from common.metrics import start_metrics_server
+from common.metrics import REGISTRY, start_metrics_server
 from common.rpc.channels import Connect
 from common.rpc.duty import Duty
 from common.rpc.gen.pdserve.v1 import decode_pb2_grpc, handoff_pb2_grpc
@@ -56,9 +58,9 @@ async def run(config: Config, stop: Stop) -> int:
     return await run_worker(make_worker(config), config, stop)
 
 
-async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
-    """The same with a worker that is not yet started."""
-    security = Security(config)
+async def run_worker(worker: DecodeWorker, config: Config, stop: Stop, *, security: Security | None = None) -> int:
+    """The same with a worker that is not yet started. security: if it is not to make its own."""
+    security = security or Security(config)
     server = security.make_server(silence=ROUTER_SILENCE)
     health = Health(server, SERVICES)
     add_services(server, worker, longest=config.request_timeout)
@@ -75,23 +77,27 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop) -> int:
         await worker.close()
 
 
-def make_worker(config: Config) -> DecodeWorker:
-    """The worker with a real engine, not yet started. Raises StartError on a model folder that cannot be served."""
+def make_worker(config: Config, *, simulation: Simulation | None = None, registry: CollectorRegistry = REGISTRY) -> DecodeWorker:
+    """The worker with its engine, not yet started. Raises StartError on a model folder that cannot be served.
+
+    simulation, registry: for a simulated worker that shares its process with others; the first defaults to its own."""
     memory = make_memory(config)
     return DecodeWorker(
         f"decode-{secrets.token_hex(4)}",
-        make_engine=partial(_make_engine, config, memory),
+        make_engine=partial(_make_engine, config, memory, simulation),
         memory=memory,
-        metrics=DecodeMetrics(),
+        metrics=DecodeMetrics(registry=registry),
         offer_shm=(config.shm or config.is_simulated) and not config.on_cuda,
         staged=config.on_cuda,
         make_ids=plain_ids if config.is_simulated else tensor_ids,
     )
 
 
-def _make_engine(config: Config, memory: PoolMemory, on_event: Callable[[Any], None]) -> EngineHandle:
+def _make_engine(
+    config: Config, memory: PoolMemory, simulation: Simulation | None, on_event: Callable[[Any], None]
+) -> EngineHandle:
     if config.is_simulated:
-        return make_sim_engine(config, memory, on_event)
+        return make_sim_engine(config, memory, simulation or Simulation(config), on_event)
     from decode_worker.build import build_core
 
     return make_engine(config.engine, partial(build_core, config, memory), on_event=on_event)

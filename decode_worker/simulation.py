@@ -15,10 +15,9 @@ from decode_worker.core import DecodeCore
 from decode_worker.local_prefill import PromptLimits
 
 
-def make_sim_engine(config: Config, memory: PoolMemory, on_event: Callable[[Any], None]) -> SimEngine:
-    """Not started. Call within the running loop. Raises StartError on a profile that cannot be read."""
-    simulation = Simulation.of(config)
-    return SimEngine(partial(_build_core, config, memory, simulation), on_event=on_event, clock=simulation.clock)
+def make_sim_engine(config: Config, memory: PoolMemory, simulation: Simulation, on_event: Callable[[Any], None]) -> SimEngine:
+    """Not started. Call within the running loop."""
+    return simulation.make_engine(partial(_build_core, config, memory, simulation), on_event)
 
 
 def _build_core(config: Config, memory: PoolMemory, simulation: Simulation, emit: Emit) -> DecodeCore:

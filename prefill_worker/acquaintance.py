@@ -33,6 +33,8 @@ class Acquaintance:
         self._errands = errands
         self._on_gone = on_gone
         self._current: Pairing | None = None
+        self.has_ended = False
+        """The decode worker met last is known to have ended."""
         self._lock = asyncio.Lock()
 
     async def pairing_with(self, decode_worker: str) -> Pairing:
@@ -65,8 +67,10 @@ class Acquaintance:
         if self._current is not None:
             self._current.retire()
         self._current = pairing
+        self.has_ended = False
         return pairing
 
     def _gone(self, pairing: Pairing) -> None:
+        self.has_ended = self._current is pairing
         self.drop(pairing)
         self._on_gone(pairing)

@@ -44,6 +44,7 @@ class DecodePeer:
         self._stub = decode_pb2_grpc.DecodeServiceStub(self._channel)
         self._bulk_channel: grpc.aio.Channel | None = None
         self._errands = Errands()
+        self._reserving = 0
         self.leases = Leases(self._stub, post=engine.post, clock=clock)
         self._acquaintance = Acquaintance(
             self._stub, address=address, terms=terms, engine=engine, errands=self._errands, on_gone=self.leases.lose_all
@@ -51,7 +52,12 @@ class DecodePeer:
 
     @property
     def is_idle(self) -> bool:
-        return self.leases.is_idle and not self._errands
+        return self.leases.is_idle and not self._errands and self._reserving == 0
+
+    @property
+    def has_ended(self) -> bool:
+        """The decode worker met here last is known to have ended; another may come to the same address."""
+        return self._acquaintance.has_ended
 
     async def reserve(self, req: Req, *, decode_worker: str, deadline: float, on_lost: OnLost) -> Lease:
         """Waits for pages at decode_worker until `deadline` (clock seconds). The lease is renewed until given back or let go.
@@ -60,6 +66,13 @@ class DecodePeer:
         Cancelling it gives back a ticket that is granted later.
         """
         self.last_used = self._clock()
+        self._reserving += 1
+        try:
+            return await self._reserved(req, decode_worker=decode_worker, deadline=deadline, on_lost=on_lost)
+        finally:
+            self._reserving -= 1
+
+    async def _reserved(self, req: Req, *, decode_worker: str, deadline: float, on_lost: OnLost) -> Lease:
         pairing = await self._acquaintance.pairing_with(decode_worker)
         try:
             lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)

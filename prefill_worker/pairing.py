@@ -208,8 +208,8 @@ async def _open_transport(
     if transport == "cuda_ipc":
         return transport, EngineLink(pair_id, engine)
     if transport == "sim":
-        assert shm is not None
-        return transport, SimLink(shm, page_bytes=terms.page_bytes)
+        assert shm is not None and terms.sim is not None, "only a simulated worker opens a simulated pool"
+        return transport, SimLink(shm, terms.sim, page_bytes=terms.page_bytes)
     if shm is not None:
         await _map(shm, pair_id, terms=terms, engine=engine)
     return transport, shm

@@ -12,7 +12,8 @@ from prefill_worker.decode_peer import DecodePeer
 from prefill_worker.pairing import Terms
 
 IDLE_SECONDS: Final = 600.0
-"""A peer unused that long is dropped: decode workers come and go under new addresses."""
+"""A peer unused that long is dropped, and one known to have ended when the next is met: decode workers come and go under new
+addresses."""
 
 
 class Peers:
@@ -40,7 +41,7 @@ class Peers:
     def _drop_idle(self) -> None:
         before = self._clock() - IDLE_SECONDS
         for address, peer in list(self._peers.items()):
-            if peer.is_idle and peer.last_used < before:
+            if peer.is_idle and (peer.has_ended or peer.last_used < before):
                 del self._peers[address]
                 task = asyncio.create_task(peer.close(), name=f"close peer {address}")
                 self._closing.add(task)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry
+
 from common.address import Address
 from common.config import describe
 from common.engine.engines import make_engine
@@ -23,7 +25,7 @@ from common.engine.start import make_memory
 from common.errors import Leaving, Unavailable
 from common.handoff.cuda_driver import is_cuda_fault
 from common.handoff.pool_memory import PoolMemory
-from common.metrics import start_metrics_server
+from common.metrics import REGISTRY, start_metrics_server
 from common.rpc.duty import Duty
 from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
 from common.rpc.health import Health
@@ -37,7 +39,7 @@ from common.work import WorkerProfile
 from prefill_worker.config import Config
 from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.servicer import PrefillServicer
-from prefill_worker.simulation import make_sim_engine, sim_transfers
+from prefill_worker.simulation import make_sim_engine
 from prefill_worker.worker import PrefillWorker
 
 SERVICE: Final = "pdserve.v1.PrefillService"
@@ -55,14 +57,23 @@ log = logging.getLogger(__name__)
 class PrefillServer:
     """Everything in one prefill worker process."""
 
-    def __init__(self, config: Config, *, memory: PoolMemory) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        memory: PoolMemory,
+        security: Security | None = None,
+        simulation: Simulation | None = None,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        """security, simulation, registry: for a worker that shares its process with others; the first two default to its own."""
         self._config = config
         self._memory = memory
-        self._security = Security(config)
+        self._security = security or Security(config)
         self._address: Address
         self._registration: Registration | None = None
         self._registering: asyncio.Task[None] | None = None
-        simulation = self._simulation = Simulation.of(config) if config.is_simulated else None
+        self._simulation = simulation or (Simulation(config) if config.is_simulated else None)
         self.worker = PrefillWorker(
             f"prefill-{secrets.token_hex(4)}",
             make_engine=self._make_engine,
@@ -72,9 +83,9 @@ class PrefillServer:
             verify=config.verify_handoff,
             transfer_timeout=config.transfer_timeout,
             max_requests=config.max_requests,
-            make_ids=tensor_ids if simulation is None else plain_ids,
-            sim=None if simulation is None else sim_transfers(simulation),
-            metrics=PrefillMetrics(),
+            make_ids=plain_ids if config.is_simulated else tensor_ids,
+            sim=None if self._simulation is None else self._simulation.transfers,
+            metrics=PrefillMetrics(registry=registry),
             connect=self._security.connect,
         )
         self._server = self._security.make_server(silence=ROUTER_SILENCE)

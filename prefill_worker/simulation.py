@@ -10,23 +10,13 @@ from common.engine.handle import Emit
 from common.engine.sim.engine import SimEngine
 from common.engine.sim.start import Simulation, make_sim_runner
 from common.handoff.pool_memory import PoolMemory
-from common.handoff.sim_link import SimTransfers
 from prefill_worker.config import Config
 from prefill_worker.core import PrefillCore
 
 
 def make_sim_engine(config: Config, memory: PoolMemory, simulation: Simulation, on_event: Callable[[Any], None]) -> SimEngine:
     """Not started. Call within the running loop."""
-    return SimEngine(partial(_build_core, config, memory, simulation), on_event=on_event, clock=simulation.clock)
-
-
-def sim_transfers(simulation: Simulation) -> SimTransfers:
-    """On the wall clock, as slow as the worker is."""
-    profile, clock = simulation
-    return SimTransfers(
-        base_seconds=lambda: clock.wall_seconds(profile.handoff_base),
-        page_seconds=lambda: clock.wall_seconds(profile.handoff_per_page),
-    )
+    return simulation.make_engine(partial(_build_core, config, memory, simulation), on_event)
 
 
 def _build_core(config: Config, memory: PoolMemory, simulation: Simulation, emit: Emit) -> PrefillCore:

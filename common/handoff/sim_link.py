@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakSet
 
 from common.errors import Unavailable
 from common.handoff.base import page_checksum
@@ -27,7 +28,7 @@ SHORTEST_SLEEP_SECONDS: Final = 0.0005
 class SimLink:
     """A mapped pool. Raises FailedPrecondition if it cannot be mapped."""
 
-    def __init__(self, link: ShmLink, *, page_bytes: int) -> None:
+    def __init__(self, link: ShmLink, transfers: SimTransfers, *, page_bytes: int) -> None:
         """Takes over link, also when it raises."""
         self._link = link
         try:
@@ -36,6 +37,7 @@ class SimLink:
             link.close()
             raise
         link.close_descriptor()
+        transfers.links.add(self)
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         """See Link in prefill_worker/pairing.py."""
@@ -45,7 +47,7 @@ class SimLink:
         self._pool.write(page_id, tag)
 
     def close(self) -> None:
-        """Unmaps, then says so."""
+        """Unmaps, then says so. Idempotent."""
         self._pool.close()
         self._link.close()
 
@@ -58,6 +60,8 @@ class SimTransfers:
         self.base_seconds = base_seconds
         self.page_seconds = page_seconds
         self.failing = 0.0
+        self.links: WeakSet[SimLink] = WeakSet()
+        """Those open, for fault injection."""
         self.rng = random.Random(seed)
 
 

@@ -16,7 +16,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
     *("setup", "protos", "run-local", "smoke", "chat", "top", "test", "test-unit", "test-faults", "test-faults-long", "test-gpu"),
-    *("bench", "bench-cpu", "bench-router", "bench-serve", "bench-gpu", "fmt", "lint", "types", "clean", "help"),
+    *("bench", "bench-cpu", "bench-router", "bench-serve", "bench-gpu", "bench-sim", "soak"),
+    *("fmt", "lint", "types", "clean", "help"),
 ]
 
 

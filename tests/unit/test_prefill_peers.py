@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -46,6 +47,21 @@ async def test_an_address_is_one_peer_and_a_peer_long_unused_is_dropped_and_hang
     await eventually(lambda: stand.decode.ticket.state == "released", within=2)
     peers.at("127.0.0.1:3")
     await eventually(lambda: is_closed(connection), within=2)
+    assert peers.at(stand.decode.address) is not peer
+    await peers.close()
+
+
+async def test_a_peer_whose_decode_worker_has_ended_is_dropped_when_the_next_one_is_met(stand: PrefillStand) -> None:
+    peers = Peers(terms=terms_of(stand), engine=stand.engine, clock=lambda: 0.0)
+    peer = peers.at(stand.decode.address)
+    req = make_req([1, 2, 3], uid=51)
+    await peer.reserve(req, decode_worker=stand.decode.worker_id, deadline=5.0, on_lost=lambda error: None)
+    assert not peer.has_ended
+    for connection in stand.decode.connections.values():
+        connection.shutdown(socket.SHUT_RDWR)  # As its end shows.
+    await eventually(lambda: peer.has_ended and peer.is_idle, within=2)
+    assert peers.at(stand.decode.address) is peer, "nobody else has been met"
+    peers.at("127.0.0.1:2")
     assert peers.at(stand.decode.address) is not peer
     await peers.close()
 

@@ -33,7 +33,7 @@ class SimEngine(LoopFront):
         self.clock = clock or SimClock()
         self._build = build
         self._core: EngineCore | None = None
-        self._commands: CoreLoop
+        self._commands: CoreLoop | None = None
         self._inbox: deque[Item] = deque()
         self._untold: deque[tuple[float, Any]] = deque()
         """Events and when they are to be told, in order."""
@@ -62,7 +62,7 @@ class SimEngine(LoopFront):
 
     def kill(self) -> None:
         """As if its process were killed: nothing is given back or told any more."""
-        self._core = None
+        self._core = self._commands = None
         self._untold.clear()
         self._finish(None)
 
@@ -108,6 +108,7 @@ class SimEngine(LoopFront):
         self._set_timer(self._next_wait())
 
     def _work(self, core: EngineCore) -> None:
+        assert self._commands is not None
         self._commands.take_commands(wait=False)
         now = self.clock.now()
         if now - self._last_tick >= TICK_SECONDS:
@@ -145,7 +146,7 @@ class SimEngine(LoopFront):
     def _finish(self, error: BaseException | None) -> None:
         """Ends the core, once; what it has still to say is told."""
         self._close_inlets()
-        core, self._core = self._core, None
+        core, self._core, self._commands = self._core, None, None
         if self._timer is not None:
             self._timer.cancel()
         self._inbox.clear()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
+from common.engine.handle import Build
 from common.engine.model_config import ModelConfig
 from common.engine.sim.clock import SimClock
+from common.engine.sim.engine import SimEngine
 from common.engine.sim.pages import TAG_BYTES, SimPool, SimRows
 from common.engine.sim.profile import SimProfile
 from common.engine.sim.runner import SimRunner
@@ -13,6 +16,7 @@ from common.engine.sim.tokens import SimVocabulary
 from common.errors import StartError
 from common.fingerprint import fingerprint
 from common.handoff.pool_memory import PoolMemory
+from common.handoff.sim_link import SimTransfers
 from common.model_dir import ModelDir
 from common.work import Compatibility
 from common.worker_config import WorkerConfig
@@ -21,16 +25,25 @@ SIMULATED: Final = "simulated"
 """The dtype of KV that is not there: a router refuses to pair a worker that has some with one that has none."""
 
 
-class Simulation(NamedTuple):
-    """What a simulated worker's engine and event loop go by."""
+class Simulation:
+    """What a simulated worker's engine and event loop go by, and where faults are injected: engine is paused or killed, the clock
+    slowed, transfers fail."""
 
-    profile: SimProfile
-    clock: SimClock
+    def __init__(self, config: WorkerConfig, *, seed: int = 0) -> None:
+        """seed: of which transfers fail. Raises StartError on a profile that cannot be read."""
+        self.profile = SimProfile.read(config.sim_profile)
+        self.clock = SimClock(time_scale=config.time_scale)
+        self.transfers = SimTransfers(
+            base_seconds=lambda: self.clock.wall_seconds(self.profile.handoff_base),
+            page_seconds=lambda: self.clock.wall_seconds(self.profile.handoff_per_page),
+            seed=seed,
+        )
+        self.engine: SimEngine | None = None
 
-    @classmethod
-    def of(cls, config: WorkerConfig) -> Simulation:
-        """Raises StartError on a profile that cannot be read."""
-        return cls(SimProfile.read(config.sim_profile), SimClock(time_scale=config.time_scale))
+    def make_engine(self, build: Build, on_event: Callable[[Any], None]) -> SimEngine:
+        """Once, within the running loop. Not started."""
+        self.engine = SimEngine(build, on_event=on_event, clock=self.clock)
+        return self.engine
 
 
 def make_sim_memory(config: WorkerConfig) -> PoolMemory:

@@ -1,0 +1,1 @@
+"""How placement policies compare on a simulated fleet under the same traffic."""

@@ -1,0 +1,48 @@
+"""What a fleet is told to do: orders as text, and faults that the same seed repeats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.fleet.faults import Faults
+from bench.fleet.fleet import Plan
+from bench.fleet.orders import Order
+
+NAMES = Plan(model=Path("m"), router="r", prefill=3, decode=2).names
+
+
+def test_members_are_named_by_role_and_number() -> None:
+    assert NAMES == ["prefill-0", "prefill-1", "prefill-2", "decode-0", "decode-1"]
+
+
+@pytest.mark.parametrize("line", ["kill decode-3", "pause prefill-0 0.25", "slow decode-0 4 0.5", "fail prefill-2 0.3 2", "stat"])
+def test_an_order_reads_back_as_it_was_written(line: str) -> None:
+    assert str(Order.parse(line + "\n")) == line
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "an order must be stat or one of kill, stop, pause, slow, fail with a name and its numbers, got ''"),
+        ("kill", "an order must be stat or one of .*, got 'kill'"),
+        ("kill decode-0 1", "an order must be stat or one of .*, got 'kill decode-0 1'"),
+        ("drown decode-0", "an order must be stat or one of .*, got 'drown decode-0'"),
+        ("pause decode-0 long", "what follows the name must be numbers, got 'pause decode-0 long'"),
+        ("slow decode-0 -1 2", "the numbers must be at least 0, got 'slow decode-0 -1 2'"),
+    ],
+)
+def test_what_is_no_order_says_what_one_is(line: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Order.parse(line)
+
+
+def test_the_same_seed_hurts_the_same_members_in_the_same_ways() -> None:
+    first, again, other = (Faults(NAMES, seed=seed) for seed in (1, 1, 2))
+    orders = [first.next() for _ in range(200)]
+    assert orders == [again.next() for _ in range(200)] != [other.next() for _ in range(200)]
+    assert {order.what for order in orders} == {"kill", "pause", "slow", "fail"}
+    assert {order.name for order in orders} == set(NAMES)
+    assert all(order.name.startswith("prefill") for order in orders if order.what == "fail"), "who sends nothing cannot fail to"
+    assert all(Order.parse(str(order)).what == order.what for order in orders)
