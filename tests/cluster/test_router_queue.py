@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from common.rpc.gen.pdserve.v1 import generation_pb2
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_request import expected_output
 from tests.helpers.router_stand import PAGE_SIZE, RouterStand
@@ -79,6 +80,19 @@ async def test_a_cancelled_or_late_request_never_reaches_a_worker_can_08(stand: 
 
     await held
     assert firsts(stand) == [0] and stand.prefill[0].cancels == []
+
+
+async def test_an_abort_ends_a_request_in_line_with_finished(stand: RouterStand) -> None:
+    held = await waiting(stand, 0)
+    aborted = await waiting(stand, 1, request_id="mine")
+    assert (await stand.client.stub.Abort(generation_pb2.AbortRequest(request_id="mine"), timeout=5)).found
+    answer = await aborted
+    assert (answer.reason, answer.ids, len(stand.router.queue)) == ("ABORT", [], 0)
+
+    stand.prefill[0].gate.set()
+
+    await held
+    assert firsts(stand) == [0]
 
 
 async def test_a_full_queue_says_when_to_try_again_and_gives_a_place_to_whom_it_is_due_cap_06(tiny: Path) -> None:
