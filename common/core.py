@@ -81,7 +81,7 @@ class Req:
     router_epoch, attempt: the rest of the work key.
     completion: which of the request's completions (the first, if n > 1); keys the random stream with the seed.
     n: completions that share this prompt, with consecutive uids. logprobs: None none, 0 the chosen token's, k also the k best.
-    priority: higher goes first. request_id: the client's name, for logs.
+    priority: higher goes first. request_id: the client's name, for logs. traceparent: of the attempt's span, empty for none.
 
     The last token's KV is never computed: at the end device_len is cached_len + 1. It leads len(input_ids) by tokens not read.
     """
@@ -101,6 +101,7 @@ class Req:
     logprobs: int | None = None
     priority: int = 0
     request_id: str = ""
+    traceparent: str = ""
 
     def __post_init__(self) -> None:
         assert getattr(self.input_ids, "is_cpu", True), "input_ids must be on the CPU"

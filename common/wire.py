@@ -84,6 +84,7 @@ def req_pb(
     logprobs: int | None = None,
     priority: int = 0,
     request_id: str = "",
+    traceparent: str = "",
 ) -> work_pb2.Req:
     """A Req on the wire from plain values, for the router, which has no tensors. input_ids: see ids_to_bytes."""
     return work_pb2.Req(
@@ -98,6 +99,7 @@ def req_pb(
         logprobs=logprobs,
         priority=priority,
         request_id=request_id,
+        traceparent=traceparent,
     )
 
 
@@ -115,6 +117,7 @@ def req_to_pb(req: Req) -> work_pb2.Req:
         logprobs=req.logprobs,
         priority=req.priority,
         request_id=req.request_id,
+        traceparent=req.traceparent,
     )
 
 
@@ -139,6 +142,7 @@ def req_from_pb(pb: work_pb2.Req, *, make_ids: MakeIds = tensor_ids) -> Req:
         logprobs=pb.logprobs if pb.HasField("logprobs") else None,
         priority=pb.priority,
         request_id=pb.request_id,
+        traceparent=pb.traceparent,
     )
 
 

@@ -13,6 +13,7 @@ from common.by_device import ByDevice, by_device, check_device_name, is_cuda, re
 from common.config import option, required
 from common.engine.threads import default_threads
 from common.security_config import SecurityConfig
+from common.tracing import check_endpoint
 
 MIB = 1 << 20
 PrefillAttention = Literal["auto", "flashinfer", "torch"]
@@ -52,6 +53,9 @@ class WorkerConfig(SecurityConfig):
     threads: int = option(default_threads(), "threads that compute on the CPU; default: half the cores")
     load_format: Literal["safetensors", "dummy"] = option("safetensors", "dummy: random weights, for benchmarks")
     metrics_port: int | None = option(None, "port for Prometheus; 0 takes a free one; default: off")
+    otlp_endpoint: str | None = option(
+        None, "http(s)://HOST:PORT of an OTLP collector (gRPC) for traces; unset: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
+    )
     sim_profile: Path | None = option(None, "JSON file of how long a simulated engine takes; default: one H200, Llama-3-8B")
     time_scale: float = option(1.0, "simulated seconds per second (--engine sim)")
     log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
@@ -70,6 +74,7 @@ class WorkerConfig(SecurityConfig):
         elif self.sim_profile is not None or self.time_scale != 1.0:
             raise ValueError(f"--sim-profile and --time-scale need --engine sim, got --engine {self.engine}")
         self._check_gpu_options()
+        check_endpoint(self.otlp_endpoint)
         if self.listen.host in _WILDCARDS and self.advertise is None:
             raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
         self.check_listen(self.listen, tokens=self.worker_token_file, flag="--worker-token-file")

@@ -102,4 +102,5 @@ def _continued(req: Req, which: int, first: TokenOut, handle: PrefixHandle) -> R
         logprobs=req.logprobs,
         priority=req.priority,
         request_id=req.request_id,
+        traceparent=req.traceparent,
     )

@@ -34,6 +34,7 @@ from common.rpc.registration import Registration
 from common.rpc.security import Security
 from common.rpc.server import ROUTER_SILENCE
 from common.token_ids import plain_ids, tensor_ids
+from common.tracing import LAST_SPANS_SECONDS, start_tracing
 from common.version import VERSION
 from common.work import WorkerProfile
 from decode_worker.config import Config
@@ -75,6 +76,7 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop, *, securi
         health.shutdown()
         await server.stop(LAST_CALLS.total_seconds())
         await worker.close()
+        await worker.traces.close(timeout_seconds=LAST_SPANS_SECONDS)
 
 
 def make_worker(config: Config, *, simulation: Simulation | None = None, registry: CollectorRegistry = REGISTRY) -> DecodeWorker:
@@ -82,11 +84,13 @@ def make_worker(config: Config, *, simulation: Simulation | None = None, registr
 
     simulation, registry: for a simulated worker that shares its process with others; the first defaults to its own."""
     memory = make_memory(config)
+    worker_id = f"decode-{secrets.token_hex(4)}"
     return DecodeWorker(
-        f"decode-{secrets.token_hex(4)}",
+        worker_id,
         make_engine=partial(_make_engine, config, memory, simulation),
         memory=memory,
         metrics=DecodeMetrics(registry=registry),
+        tracing=start_tracing(config.otlp_endpoint, role="decode", instance=worker_id),
         offer_shm=(config.shm or config.is_simulated) and not config.on_cuda,
         staged=config.on_cuda,
         make_ids=plain_ids if config.is_simulated else tensor_ids,

@@ -20,6 +20,7 @@ from common.handoff.grpc_receiver import GrpcReceiver
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.shm_receiver import ShmReceiver
 from common.token_ids import MakeIds, tensor_ids
+from common.tracing import NO_TRACING, Tracing
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
 from decode_worker.commit_wire import commit_ahead_from_bytes
@@ -27,6 +28,7 @@ from decode_worker.description import DecodeDescription
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions
+from decode_worker.traces import Traces
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
 LAST_WORDS_POLLS = 100
@@ -45,6 +47,7 @@ class DecodeWorker:
         memory: PoolMemory,
         offer_shm: bool,
         metrics: DecodeMetrics,
+        tracing: Tracing = NO_TRACING,
         staged: bool = False,
         make_ids: MakeIds = tensor_ids,
     ) -> None:
@@ -56,9 +59,10 @@ class DecodeWorker:
         self.worker_id = worker_id
         self.memory = memory
         self.metrics = metrics
+        self.traces = Traces(tracing)
         self._engine = make_engine(self._on_event)
         self._description: DecodeDescription | None = None
-        self.sessions = Sessions(self._engine.post)
+        self.sessions = Sessions(self.post)
         self._slots = FreeSlots(memory.num_pages) if staged else None
         self.receiver = GrpcReceiver(
             page_view=memory.page_view, page_bytes=memory.page_bytes, slots=self._slots, on_page=self._on_page
@@ -134,6 +138,7 @@ class DecodeWorker:
         self._pairs.check(pair_id, known[0])
         granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
         self.metrics.found_cached(granted.prefix_len)
+        self.traces.granted(req, granted.ticket)
         return granted
 
     async def renew(self, tickets: tuple[str, ...]) -> list[str]:
@@ -148,11 +153,14 @@ class DecodeWorker:
             self.metrics.committed(error.status.name)
             raise
         self.metrics.committed("OK")
+        self.traces.committed(command)
 
     async def release(self, command: commands.Release) -> None:
+        self.traces.released(command.ticket)
         await self._engine.call(command)
 
-    def post(self, command: commands.Cancel | commands.Prefill) -> None:
+    def post(self, command: commands.SessionOpened | commands.SessionClosed | commands.Cancel | commands.Prefill) -> None:
+        self.traces.asked(command)
         self._engine.post(command)
 
     async def flush_prefix_cache(self) -> int:
@@ -220,6 +228,7 @@ class DecodeWorker:
 
     def _on_event(self, event: Any) -> None:
         self.metrics.take(event, draining=self._draining)
+        self.traces.told(event)
         match event:
             case events.StepTokens() | events.PrefillStarted() | events.Retracted() | events.Failed():
                 self.sessions.deliver(event)

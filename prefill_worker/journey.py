@@ -30,6 +30,7 @@ from common.errors import (
     Unimplemented,
 )
 from common.handoff.page_sender import PageSender, Sent
+from common.tracing import Tracing
 from common.work import FinishReason, TokenOut, WorkFailure
 from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Compute, Forget, SlotsFree
@@ -41,6 +42,7 @@ from prefill_worker.order import Order
 from prefill_worker.pairing import PairingRefused
 from prefill_worker.report import Report
 from prefill_worker.states import State, Stateful
+from prefill_worker.traces import trace
 from prefill_worker.trip import Mark, Trip
 
 _HOPELESS: Final = (InvalidRequest, InvalidArgument, RemoteOutOfRange, DeadlineExceeded, Unimplemented, PairingRefused)
@@ -62,6 +64,7 @@ class Tools:
     clock: Callable[[], float]
     verify: bool
     metrics: PrefillMetrics
+    tracing: Tracing
 
 
 class Journey(Stateful):
@@ -144,6 +147,7 @@ class Journey(Stateful):
         await self._clean_up()
         self.move_to(State.DONE)
         self._tools.metrics.traveled(self._trip, failed=self._cause is not None)
+        trace(self._tools.tracing, self._trip, self._order.req, error=None if self._cause is None else self._cause.log_text)
 
     async def _travel(self) -> None:
         req, engine = self._order.req, self._tools.engine
@@ -163,6 +167,7 @@ class Journey(Stateful):
         if self._lease is None or self._ended_by.issuperset(self.keys):
             return  # The first token was the last one: the ticket goes back unused.
         self.move_to(State.COMMITTING)
+        self._trip.reach(Mark.COMMITTING)
         await self._commit(done)
 
     async def _reserve(self) -> None:

@@ -55,7 +55,7 @@ class PrefillMetrics(WorkerMetrics):
         _observe(self._compute, trip.seconds(Mark.RESERVED, Mark.COMPUTED))
         if trip.transport is not None:
             _observe(self._reserve, trip.seconds(Mark.ADMITTED, Mark.RESERVED))
-            if failed and not trip.has_reached(Mark.HANDED_OVER):
+            if failed and trip.at(Mark.HANDED_OVER) is None:
                 self._broken.labels(trip.transport).inc()
 
 

@@ -34,6 +34,7 @@ from common.rpc.registration import Registration
 from common.rpc.security import Security
 from common.rpc.server import ROUTER_SILENCE
 from common.token_ids import plain_ids, tensor_ids
+from common.tracing import LAST_SPANS_SECONDS, start_tracing
 from common.version import VERSION
 from common.work import WorkerProfile
 from prefill_worker.config import Config
@@ -74,8 +75,10 @@ class PrefillServer:
         self._registration: Registration | None = None
         self._registering: asyncio.Task[None] | None = None
         self._simulation = simulation or (Simulation(config) if config.is_simulated else None)
+        worker_id = f"prefill-{secrets.token_hex(4)}"
+        self._tracing = start_tracing(config.otlp_endpoint, role="prefill", instance=worker_id)
         self.worker = PrefillWorker(
-            f"prefill-{secrets.token_hex(4)}",
+            worker_id,
             make_engine=self._make_engine,
             memory=memory,
             staged=config.on_cuda,
@@ -86,6 +89,7 @@ class PrefillServer:
             make_ids=plain_ids if config.is_simulated else tensor_ids,
             sim=None if self._simulation is None else self._simulation.transfers,
             metrics=PrefillMetrics(registry=registry),
+            tracing=self._tracing,
             connect=self._security.connect,
         )
         self._server = self._security.make_server(silence=ROUTER_SILENCE)
@@ -148,6 +152,7 @@ class PrefillServer:
     async def stop_listening(self) -> None:
         """Calls still open, health watchers among them, get a moment to end."""
         await self._server.stop(grace=0.5)
+        await self._tracing.close(timeout_seconds=LAST_SPANS_SECONDS)
 
     def _profile(self, engine: EngineDescription) -> WorkerProfile:
         return WorkerProfile(

@@ -13,12 +13,14 @@ from common.handoff.base import Transport
 
 
 class Mark(Enum):
-    """ADMITTED: has pages here. RESERVED: has the decode worker's too, if it needs any. COMPUTED: its first tokens are made."""
+    """ADMITTED: has pages here. RESERVED: has the decode worker's too, if it needs any. COMPUTED: its first tokens are made.
+    COMMITTING: and some completion is to be decoded."""
 
     ARRIVED = auto()
     ADMITTED = auto()
     RESERVED = auto()
     COMPUTED = auto()
+    COMMITTING = auto()
     HANDED_OVER = auto()
 
 
@@ -35,8 +37,9 @@ class Trip:
     def reach(self, mark: Mark) -> None:
         self._at[mark] = self._clock()
 
-    def has_reached(self, mark: Mark) -> bool:
-        return mark in self._at
+    def at(self, mark: Mark) -> float | None:
+        """None: not reached."""
+        return self._at.get(mark)
 
     def seconds(self, begin: Mark, end: Mark) -> float | None:
         """None unless it reached both."""

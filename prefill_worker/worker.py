@@ -17,6 +17,7 @@ from common.handoff.pool_memory import PoolMemory
 from common.handoff.sim_link import SimTransfers
 from common.rpc.channels import Connect, make_channel
 from common.token_ids import MakeIds, tensor_ids
+from common.tracing import NO_TRACING, Tracing
 from common.work import PageCounts, WorkerLoad
 from prefill_worker.commands import Check, FlushPrefixCache
 from prefill_worker.events import Stats
@@ -50,6 +51,7 @@ class PrefillWorker:
         make_ids: MakeIds = tensor_ids,
         sim: SimTransfers | None = None,
         metrics: PrefillMetrics,
+        tracing: Tracing = NO_TRACING,
         connect: Connect = make_channel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +71,7 @@ class PrefillWorker:
         self._transfer_timeout = transfer_timeout
         self._max_requests = max_requests
         self.metrics = metrics
+        self._tracing = tracing
         self._connect = connect
         self._peers: Peers | None = None
         self._journeys: Journeys | None = None
@@ -98,6 +101,7 @@ class PrefillWorker:
             clock=self.clock,
             verify=self._verify,
             metrics=self.metrics,
+            tracing=self._tracing,
         )
         self._journeys = Journeys(tools=tools, max_requests=self._max_requests)
         return engine

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from common.core import SamplingParams
 from common.engine.pages import pages_for
 from common.errors import DeadlineExceeded
+from common.rpc.gen.pdserve.v1 import prefill_pb2
+from common.tracing import NO_SPAN
+from common.wire import ids_to_bytes, req_pb
+from common.work_key import WorkKey
 from router.completion import Completion, Stage
 from router.placement import Ask, Pair
 from router.prompt_blocks import PromptBlocks
 from router.stake import Stake
+from router.traces import UNTRACED, AttemptTrace, RequestTrace
 from router.workers import Worker
 
 
@@ -33,6 +38,7 @@ class Work:
     deadline: float | None
     session: str = ""
     tenant: str = ""
+    trace: RequestTrace = UNTRACED
 
     @cached_property
     def blocks(self) -> PromptBlocks:
@@ -60,13 +66,37 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One submission. members: the completions it was for, in order of uid. stake: what it adds to its workers' loads."""
+    """One submission. members: the completions it was for, in order of uid. stake: what it adds to its workers' loads.
+    trace: its span."""
 
     number: int
     pair: Pair
     members: tuple[Completion, ...]
     stake: Stake
+    trace: AttemptTrace = field(default_factory=lambda: AttemptTrace(NO_SPAN, 1))
 
     def is_on(self, worker: Worker, stage: Stage) -> bool:
         """Whether the worker has a part in it for a completion in this stage."""
         return (stage is Stage.PREFILL and worker in self.pair) or (stage is Stage.DECODE and worker is self.pair.decode)
+
+    def message(self, work: Work, deadline_ms: int) -> prefill_pb2.Submit:
+        """What its prefill worker is told."""
+        first = self.members[0]
+        req = req_pb(
+            key=WorkKey(work.router_epoch, first.uid, self.number),
+            input_ids=ids_to_bytes(work.prompt) + ids_to_bytes(first.token_ids),
+            prompt_len=len(work.prompt),
+            output_len=work.output_limit - len(first.token_ids),
+            sampling=work.sampling,
+            completion=first.number,
+            n=len(self.members),
+            logprobs=work.logprobs,
+            priority=work.priority,
+            request_id=work.request_id,
+            traceparent=self.trace.traceparent,
+        )
+        req.deadline_ms = deadline_ms
+        if self.pair.decode is None or self.pair.is_alone:
+            return prefill_pb2.Submit(req=req)
+        decode = self.pair.decode
+        return prefill_pb2.Submit(req=req, decode_address=decode.profile.address, decode_worker=decode.id)

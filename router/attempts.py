@@ -7,12 +7,10 @@ prompt and the tokens there already are. One leg's fault cancels the other at on
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from common.errors import PdserveError, Unavailable
-from common.rpc.gen.pdserve.v1 import prefill_pb2
-from common.wire import ids_to_bytes, req_pb
-from common.work_key import WorkKey
 from router.attempt import Attempt, Work
 from router.capacity import group_pages
 from router.circuit import is_fault
@@ -84,6 +82,8 @@ class Attempts:
 
     def retracted(self, completion: Completion) -> None:
         self._metrics.retracted()
+        if completion.attempt is not None:
+            completion.attempt.trace.failed("retracted")
         log.info("retracted after %d tokens, runs again", len(completion.token_ids), extra=self._extra)
         self._withdraw(completion, cancel=False, restart="retraction")
         self._place((completion,))
@@ -94,6 +94,7 @@ class Attempts:
         self._metrics.retracted()
         log.info("handed back after %d tokens, runs again: %s", len(completion.token_ids), reason, extra=self._extra)
         completion.avoid |= attempt.pair.ids
+        attempt.trace.failed("handed back")
         self._withdraw(completion, cancel=True, restart="retraction")
         # Not at once: whoever handed it back may not yet be known to be leaving.
         self._place((completion,), delay=RETRY_SECONDS)
@@ -102,6 +103,7 @@ class Attempts:
         if (attempt := completion.attempt) is None:
             return
         self._metrics.attempt_failed(error)
+        attempt.trace.failed(error.log_text)
         for worker in filter(None, set(attempt.pair)):
             worker.attempts_failed += worker.id in (blame or attempt.pair.ids)
         self._blame(attempt, error, retryable=retryable, blame=blame)
@@ -149,7 +151,7 @@ class Attempts:
 
     def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
         """Its first place in line is every attempt's."""
-        first, work = members[0], self._work
+        first, work, since = members[0], self._work, time.monotonic()
         waiter = Waiter(
             work.ask(avoid=first.avoid),
             uid=first.uid,
@@ -158,8 +160,8 @@ class Attempts:
             tokens=len(work.prompt) + len(first.token_ids),
             pages=self._pages(members),
             deadline=work.deadline,
-            go=lambda pair: self._go(waiter, pair),
-            refuse=lambda error: self._refused(waiter, error),
+            go=lambda pair: self._go(waiter, pair, since),
+            refuse=lambda error: self._refused(waiter, error, since),
             is_begun=first.attempts > 0,
             place=self._place_in_line and self._place_in_line._replace(uid=first.uid),
         )
@@ -169,7 +171,8 @@ class Attempts:
         else:
             self._queue.enter(waiter)
 
-    def _go(self, waiter: Waiter, pair: Pair) -> None:
+    def _go(self, waiter: Waiter, pair: Pair, since: float) -> None:
+        self._work.trace.queued(since=since, uid=waiter.uid)
         self._place_in_line = self._place_in_line or waiter.place
         members = tuple(member for member in self._waiting.pop(waiter) if member.stage is Stage.PLACING)
         try:
@@ -178,7 +181,8 @@ class Attempts:
         except PdserveError as error:
             self._on_error(error)
 
-    def _refused(self, waiter: Waiter, error: PdserveError) -> None:
+    def _refused(self, waiter: Waiter, error: PdserveError, since: float) -> None:
+        self._work.trace.queued(since=since, uid=waiter.uid, error=error.log_text)
         # What was stopped meanwhile needs no pair, and others of the request may run on well.
         if any(member.stage is not Stage.ENDED for member in self._waiting.pop(waiter)):
             self._on_error(error)
@@ -202,14 +206,16 @@ class Attempts:
 
     def _submit(self, members: tuple[Completion, ...], pair: Pair) -> None:
         deadline_ms = self._work.deadline_ms()
-        attempt = Attempt(members[0].attempts + 1, pair, members, self._stake(members, pair))
+        number = members[0].attempts + 1
+        trace = self._work.trace.attempt(pair, uid=members[0].uid, number=number, members=len(members))
+        attempt = Attempt(number, pair, members, self._stake(members, pair), trace)
         self.pair = pair
         for worker in pair.workers:
             worker.breaker.sent()
         for member in members:
             member.begin(attempt)
             self._dispatch.add(member, self)
-        submit = self._message(attempt, deadline_ms)
+        submit = attempt.message(self._work, deadline_ms)
         for worker in filter(None, set(pair)):
             worker.attempts += 1
         self._metrics.attempt_begun(members[0].restart or "first")
@@ -220,26 +226,6 @@ class Attempts:
     def _stake(self, members: tuple[Completion, ...], pair: Pair) -> Stake:
         tokens = len(self._work.prompt) + len(members[0].token_ids)
         return Stake(pair, members=len(members), tokens=tokens, pages=self._pages(members), on_freed=self._queue.freed)
-
-    def _message(self, attempt: Attempt, deadline_ms: int) -> prefill_pb2.Submit:
-        first, work = attempt.members[0], self._work
-        req = req_pb(
-            key=WorkKey(work.router_epoch, first.uid, attempt.number),
-            input_ids=ids_to_bytes(work.prompt) + ids_to_bytes(first.token_ids),
-            prompt_len=len(work.prompt),
-            output_len=work.output_limit - len(first.token_ids),
-            sampling=work.sampling,
-            completion=first.number,
-            n=len(attempt.members),
-            logprobs=work.logprobs,
-            priority=work.priority,
-            request_id=work.request_id,
-        )
-        req.deadline_ms = deadline_ms
-        if attempt.pair.decode is None or attempt.pair.is_alone:
-            return prefill_pb2.Submit(req=req)
-        decode = attempt.pair.decode
-        return prefill_pb2.Submit(req=req, decode_address=decode.profile.address, decode_worker=decode.id)
 
     def _withdraw(self, completion: Completion, *, cancel: bool, restart: str) -> None:
         """Back to PLACING."""
@@ -266,6 +252,7 @@ class Attempts:
     def _take_back(self, completion: Completion, *, is_computed: bool) -> None:
         """What it adds to its workers' loads."""
         if completion.attempt is not None:
+            completion.attempt.trace.left()
             completion.attempt.stake.left(had_joined=completion.stage is Stage.DECODE, is_computed=is_computed)
 
     def _tell_workers(self, completion: Completion) -> None:

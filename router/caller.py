@@ -20,19 +20,21 @@ class CallerKeys:
 @dataclass(frozen=True)
 class Caller:
     """arrived_at, deadline: time.monotonic() seconds; no deadline: None. session: names what belongs together, tenant:
-    whom to be fair to; "" for none."""
+    whom to be fair to, traceparent: the caller's span (W3C); "" for none."""
 
     arrived_at: float
     deadline: float | None = None
     session: str = ""
     tenant: str = ""
+    traceparent: str = ""
 
     @classmethod
     def of(cls, metadata: Iterable[tuple[str, str | bytes]], keys: CallerKeys, *, now: float, time_left: float | None) -> Caller:
         """time_left: seconds. Longer names are cut to MAX_NAME_CHARS; of several values of one key the last counts."""
         names = {key: value[:MAX_NAME_CHARS] for key, value in metadata if isinstance(value, str)}
         deadline = None if time_left is None else now + time_left
-        return cls(now, deadline, session=names.get(keys.session, ""), tenant=names.get(keys.tenant, ""))
+        session, tenant = names.get(keys.session, ""), names.get(keys.tenant, "")
+        return cls(now, deadline, session=session, tenant=tenant, traceparent=names.get("traceparent", ""))
 
 
 def check_key(flag: str, key: str) -> None:

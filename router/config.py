@@ -10,6 +10,7 @@ from common.address import Address
 from common.config import option, required
 from common.rpc.channels import PEER_SILENCE, check_silence
 from common.security_config import SECURITY, SecurityConfig
+from common.tracing import check_endpoint
 from router.caller import check_key
 from router.policies import PolicyName
 
@@ -46,6 +47,9 @@ class RouterConfig(SecurityConfig):
         timedelta(minutes=1), "a client that reads nothing for so long has its call ended, RESOURCE_EXHAUSTED"
     )
     metrics_port: int | None = option(None, "port of the Prometheus metrics on 127.0.0.1; unset: none")
+    otlp_endpoint: str | None = option(
+        None, "http(s)://HOST:PORT of an OTLP collector (gRPC) for traces; unset: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
+    )
     log_level: str = option("info", "what to log", choices=("debug", "info", "warning", "error"))
     log_prompts: bool = option(False, "log every prompt; without, no prompt or output is ever logged")
     auth_token_file: Path | None = option(None, "tokens of clients; unset: clients need none", group=SECURITY)
@@ -69,6 +73,7 @@ class RouterConfig(SecurityConfig):
             raise ValueError(f"--queue-wait must be more than 0, got {self.queue_wait}")
         if self.slow_client_timeout < timedelta(milliseconds=100):
             raise ValueError(f"--slow-client-timeout must be at least 100ms, got {self.slow_client_timeout.total_seconds():g}s")
+        check_endpoint(self.otlp_endpoint)
         check_key("--session-key", self.session_key)
         check_key("--tenant-key", self.tenant_key)
         check_silence(self.peer_silence)

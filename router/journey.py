@@ -67,6 +67,10 @@ class Journey:
         self._attempts = attempts
 
     @property
+    def output_tokens(self) -> int:
+        return sum(completion.output.count for completion in self._completions)
+
+    @property
     def is_placed(self) -> bool:
         """Some worker has been given it."""
         return self._attempts.pair is not None

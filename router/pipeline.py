@@ -19,6 +19,7 @@ from datetime import timedelta
 
 from common.errors import PdserveError
 from common.rpc.gen.pdserve.v1 import generation_pb2
+from common.tracing import Tracing
 from router.admission import Admission, Ticket
 from router.attempt import Work
 from router.attempts import Attempts
@@ -35,6 +36,7 @@ from router.request_queue import RequestQueue
 from router.served_model import ServedModel
 from router.stopwatch import Stopwatch
 from router.text_stream import TextStream
+from router.traces import RequestTrace
 from router.uids import Uids
 from router.valid_request import Limits, ValidRequest
 from router.validation import check_prompt, validate
@@ -58,6 +60,7 @@ class Pipeline:
         queue: RequestQueue,
         dispatch: Dispatch,
         metrics: RouterMetrics,
+        tracing: Tracing,
         epoch: int,
         max_attempts: int,
         rng: random.Random,
@@ -71,6 +74,7 @@ class Pipeline:
         self._queue = queue
         self._dispatch = dispatch
         self._metrics = metrics
+        self._tracing = tracing
         self._epoch = epoch
         self._max_attempts = max_attempts
         self._rng = rng
@@ -87,13 +91,14 @@ class Pipeline:
 
     async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, caller: Caller) -> None:
         """Returns after the last Finished was written. Raises the status the call ends with."""
-        outcome, journey = "OK", None
+        outcome, journey, name = "OK", None, pb.request_id
+        trace = RequestTrace(self._tracing, parent=caller.traceparent, arrived_at=caller.arrived_at)
         try:
             request = validate(pb, self.limits)
             name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
             await self._admission.left(name, within_seconds=GOODBYE_SECONDS)
             with self._admission.enter(name, priority=request.priority, tenant=caller.tenant) as ticket:
-                journey = await self._prepare(request, ticket, caller)
+                journey = await self._prepare(request, ticket, caller, trace)
                 del request  # Its list of ids would be the largest thing a long stream holds.
                 await journey.run(write, on_first_token=ticket.started)
         except PdserveError as error:
@@ -109,6 +114,7 @@ class Pipeline:
             raise
         finally:
             self._metrics.request_ended(outcome)
+            trace.end(outcome, request_id=name, output_tokens=journey.output_tokens if journey is not None else 0)
 
     def abort(self, request_id: str) -> bool:
         """False: no running request has this id."""
@@ -117,7 +123,7 @@ class Pipeline:
             ticket.end(None)
         return ticket is not None
 
-    async def _prepare(self, request: ValidRequest, ticket: Ticket, caller: Caller) -> Journey:
+    async def _prepare(self, request: ValidRequest, ticket: Ticket, caller: Caller, trace: RequestTrace) -> Journey:
         """From a valid request to a journey that can run."""
         prompt = await self._model.read(request.prompt)
         check_prompt(prompt, self.limits)
@@ -126,13 +132,13 @@ class Pipeline:
         if pair_pages(self._fleet.registry.live) is None:
             await self._fleet.until_placeable(ANY)  # Before that nobody knows the pools.
             check_prompt(prompt, self.limits)
-        work = self._work(request, ticket.request_id, prompt, caller)
+        work = self._work(request, ticket.request_id, prompt, caller, trace)
         journey = self._journey(request, work, caller.arrived_at)
         ticket.attach(journey.end)
         self._metrics.prompt(len(prompt))
         return journey
 
-    def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], caller: Caller) -> Work:
+    def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], caller: Caller, trace: RequestTrace) -> Work:
         """Raises OutOfRange for what can never fit."""
         workers = self._fleet.registry.live
         pages, page_size = pair_pages(workers), workers[0].profile.compatibility.page_size
@@ -159,6 +165,7 @@ class Pipeline:
             deadline=caller.deadline,
             session=caller.session,
             tenant=caller.tenant,
+            trace=trace,
         )
 
     def _journey(self, request: ValidRequest, work: Work, arrived_at: float) -> Journey:

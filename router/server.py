@@ -21,6 +21,7 @@ from common.rpc.gen.pdserve.v1 import generation_pb2_grpc, registry_pb2_grpc
 from common.rpc.health import Health
 from common.rpc.process import Stop
 from common.rpc.security import Security
+from common.tracing import LAST_SPANS_SECONDS, NO_TRACING, Tracing, start_tracing
 from common.version import VERSION
 from router.admission import Admission
 from router.caller import CallerKeys
@@ -49,7 +50,9 @@ log = logging.getLogger(__name__)
 class Router:
     """Everything in one router process, also usable inside a test's event loop."""
 
-    def __init__(self, config: RouterConfig, *, metrics: RouterMetrics, rng: random.Random) -> None:
+    def __init__(
+        self, config: RouterConfig, *, metrics: RouterMetrics, rng: random.Random, tracing: Tracing = NO_TRACING
+    ) -> None:
         """Raises StartError if the model folder cannot be used."""
         epoch = rng.getrandbits(64)
         self._grace = config.grace
@@ -81,6 +84,7 @@ class Router:
             queue=self.queue,
             dispatch=self.dispatch,
             metrics=metrics,
+            tracing=tracing,
             epoch=epoch,
             max_attempts=config.max_attempts,
             rng=rng,
@@ -141,12 +145,14 @@ async def serve(config: RouterConfig, stop: Stop) -> int:
     """The process's main: from start to exit code."""
     log.info("router %s: %s", VERSION, describe(config))
     metrics_port = start_metrics_server(config.metrics_port, role="router")
-    router = Router(config, metrics=RouterMetrics(), rng=random.SystemRandom())
+    tracing = start_tracing(config.otlp_endpoint, role="router")
+    router = Router(config, metrics=RouterMetrics(), rng=random.SystemRandom(), tracing=tracing)
     address = await router.start()
     calm_garbage_collection()
     log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
     await stop.requested.wait()
     log.info("stopping: %d requests are running", router.admission.in_flight)
     await router.stop()
+    await tracing.close(timeout_seconds=LAST_SPANS_SECONDS)
     log.info("stopped")
     return 0

@@ -21,7 +21,7 @@ ALLOWED = {
     "examples": {"common"},
 }
 ROOMS = {*ALLOWED, "tests", "bench"}
-HEAVY = ("torch", "transformers", "numpy", "safetensors", "huggingface_hub")
+HEAVY = ("torch", "transformers", "numpy", "safetensors", "huggingface_hub", "opentelemetry")
 
 
 def imported(source: str) -> set[str]:

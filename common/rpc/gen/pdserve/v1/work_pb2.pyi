@@ -18,7 +18,7 @@ class WorkKey(_message.Message):
     def __init__(self, router_epoch: _Optional[int] = ..., uid: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Req(_message.Message):
-    __slots__ = ("key", "input_ids", "prompt_len", "cached_len", "output_len", "sampling", "completion", "n", "logprobs", "priority", "deadline_ms", "request_id")
+    __slots__ = ("key", "input_ids", "prompt_len", "cached_len", "output_len", "sampling", "completion", "n", "logprobs", "priority", "deadline_ms", "request_id", "traceparent")
     KEY_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Req(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     key: WorkKey
     input_ids: bytes
     prompt_len: int
@@ -43,7 +44,8 @@ class Req(_message.Message):
     priority: int
     deadline_ms: int
     request_id: str
-    def __init__(self, key: _Optional[_Union[WorkKey, _Mapping]] = ..., input_ids: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., cached_len: _Optional[int] = ..., output_len: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., completion: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, key: _Optional[_Union[WorkKey, _Mapping]] = ..., input_ids: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., cached_len: _Optional[int] = ..., output_len: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., completion: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("uid", "attempt", "index", "token_id", "logprob", "top_ids", "top_logprobs", "finish", "cached_tokens")

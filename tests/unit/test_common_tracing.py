@@ -1,0 +1,52 @@
+"""Where traces go, and that they go nowhere unless asked to."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from common.errors import StartError
+from common.tracing import ENDPOINT_VARIABLES, NO_TRACING, check_endpoint, start_tracing
+
+
+@pytest.fixture(autouse=True)
+def no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ENDPOINT_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:4317", "https://collector.example:4317", "http://[::1]:4317"])
+def test_urls_of_a_collector_are_taken(endpoint: str | None) -> None:
+    check_endpoint(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:4317", "http://127.0.0.1", "grpc://a:1", "http://:4317", "http://a:x"])
+def test_anything_else_is_refused_with_its_rule(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="--otlp-endpoint must be http://HOST:PORT or https://HOST:PORT .*, got "):
+        check_endpoint(endpoint)
+
+
+async def test_without_an_endpoint_nothing_is_traced() -> None:
+    tracing = start_tracing(None, role="router")
+    assert tracing is NO_TRACING and not tracing.is_on
+    span = tracing.begin("request", parent="", began=0.0)
+    span.end(error="x")
+    assert span.traceparent == ""
+    await tracing.close(timeout_seconds=0.0)
+
+
+async def test_opentelemetry_s_own_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    tracing = start_tracing(None, role="router")
+    assert tracing.is_on
+    span = tracing.begin("request", parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01", began=0.0)
+    assert span.traceparent.startswith("00-" + "a" * 32 + "-") and span.traceparent.endswith("-01")
+    await tracing.close(timeout_seconds=0.1)
+
+
+def test_missing_packages_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.delitem(sys.modules, "common.otlp", raising=False)
+    with pytest.raises(StartError, match=r"traces to http://127.0.0.1:1 need the extra 'otlp' \(pip install 'pdserve\[otlp\]'\)"):
+        start_tracing("http://127.0.0.1:1", role="router")

@@ -1,0 +1,127 @@
+"""A decode worker's spans end, however its requests do, and nothing of them stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from common.errors import Unavailable
+from common.tracing import NO_TRACING, NoTracing
+from common.work import FinishReason, TokenOut, WorkFailure
+from common.work_key import WorkKey
+from decode_worker import commands, events
+from decode_worker.traces import Traces
+from tests.helpers.decode_core import EPOCH, first_tokens, make_req
+
+
+@dataclass
+class Recorder(NoTracing):
+    """Tracing that keeps (name, error) of every stage."""
+
+    is_on: bool = True
+    told: list[tuple[str, str]] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+
+    def stage(self, name: str, *, parent: str, began: float, ended: float, error: str = "", **attributes: Any) -> None:
+        assert parent == "the attempt" and ended >= began
+        self.told.append((name, error))
+        self.outputs.append(attributes.get("output_tokens"))
+
+
+def make(n: int = 1) -> tuple[Traces, Recorder, Any]:
+    """With one ticket granted."""
+    recorder = Recorder()
+    traces = Traces(recorder)
+    req = make_req([1, 2, 3], uid=1, n=n)
+    req.traceparent = "the attempt"
+    traces.granted(req, "t")
+    return traces, recorder, req
+
+
+def step(req: Any, *, index: int, finish: FinishReason | None = None, repeat: bool = False, offset: int = 0) -> events.StepTokens:
+    key = req.key.for_completion(offset)
+    first = [TokenOut(key, 0, 7, cached_tokens=0)] if repeat else []
+    return events.StepTokens(EPOCH, (*first, TokenOut(key, index, 7, finish=finish)))
+
+
+def commit(req: Any, finish: FinishReason | None = None) -> commands.Commit:
+    return commands.Commit("t", tuple(token._replace(finish=finish) for token in first_tokens(req)), 1)
+
+
+def test_a_request_is_received_and_then_decoded() -> None:
+    traces, recorder, req = make()
+    traces.committed(commit(req))
+    traces.committed(commit(req))
+    traces.told(step(req, index=1, repeat=True))
+    traces.told(step(req, index=2, finish=FinishReason.LENGTH))
+    traces.released("t")
+    assert recorder.told == [("receive", ""), ("decode", "")] and recorder.outputs[-1] == 3
+    assert len(traces) == 0
+
+
+def test_steps_that_overtake_the_commit_s_answer_count() -> None:
+    traces, recorder, req = make(n=2)
+    traces.told(step(req, index=1, repeat=True, finish=FinishReason.STOP))
+    traces.committed(commit(req))
+    traces.told(step(req, index=1, finish=FinishReason.LENGTH, offset=1))
+    assert recorder.told == [("decode", ""), ("receive", ""), ("decode", "")]
+    assert len(traces) == 0
+
+
+def test_first_tokens_that_are_the_last_decode_nothing() -> None:
+    traces, recorder, req = make()
+    traces.committed(commit(req, FinishReason.STOP))
+    assert recorder.told == [("receive", "")] and len(traces) == 0
+
+
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("how", ["cancel", "session", "retract", "fail"])
+def test_every_other_end_is_an_error(how: str, committed: bool) -> None:
+    traces, recorder, req = make(n=2)
+    if committed:
+        traces.committed(commit(req))
+    for offset in range(2):
+        key = req.key.for_completion(offset)
+        match how:
+            case "cancel":
+                traces.asked(commands.Cancel(key))
+            case "session":
+                traces.asked(commands.SessionClosed(EPOCH))
+            case "retract":
+                traces.told(events.Retracted(key))
+            case "fail":
+                traces.told(events.Failed(WorkFailure.of(key, Unavailable("the lease ran out"), retryable=True)))
+    ended = recorder.told[1:] if committed else recorder.told
+    assert [name for name, _ in ended] == (["decode"] * 2 if committed else ["receive"])
+    assert all(error for _, error in ended) and len(traces) == 0
+
+
+def test_a_ticket_given_back_ends_its_span() -> None:
+    traces, recorder, _ = make()
+    traces.released("t")
+    traces.released("t")
+    assert recorder.told == [("receive", "given back unused")] and len(traces) == 0
+
+
+def test_a_prompt_computed_here_waits_is_computed_and_decoded() -> None:
+    recorder = Recorder()
+    traces = Traces(recorder)
+    req = make_req([1, 2, 3], uid=1)
+    req.traceparent = "the attempt"
+    traces.asked(commands.Prefill(req, deadline=1.0))
+    traces.told(events.PrefillStarted(req.key, 0))
+    traces.told(events.StepTokens(EPOCH, (TokenOut(req.key, 0, 7, cached_tokens=0),)))
+    traces.told(step(req, index=1, finish=FinishReason.LENGTH))
+    assert recorder.told == [("queue", ""), ("compute", ""), ("decode", "")] and len(traces) == 0
+
+
+def test_nothing_is_kept_while_traces_are_off() -> None:
+    traces = Traces(NO_TRACING)
+    req = make_req([1, 2, 3], uid=1)
+    traces.granted(req, "t")
+    traces.asked(commands.Prefill(req, deadline=1.0))
+    traces.committed(commit(req))
+    assert len(traces) == 0
+    traces.told(events.Retracted(WorkKey(EPOCH, 1, 1)))
