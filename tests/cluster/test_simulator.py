@@ -45,6 +45,7 @@ def sims(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
         prefill=2,
         decode=2,
         worker_args=[*FAST, "--page-size", "16", "--pool-pages", "400"],
+        prefill_args=["--verify-handoff"],
     ) as running:
         yield running
 
@@ -93,6 +94,19 @@ async def test_a_cancelled_request_gives_everything_back(client: Client) -> None
     call = client.call(prompt(500, seed=1), sampling={"max_tokens": 3000, **IGNORE})
     await first_event(call, "delta")
     call.cancel()
+
+
+@pytest.mark.timeout(60)
+async def test_workers_that_prefill_for_themselves_are_simulated_too(model: Path, tmp_path: Path) -> None:
+    with Cluster(tmp_path, model, prefill=0, decode=2, worker_args=FAST, decode_args=["--local-prefill", "always"]) as cluster:
+        async with cluster.client() as client:
+            prompts = [prompt(700, seed=which) for which in range(10)]
+            answers = await asyncio.gather(
+                *(client.generate(ids, sampling={"max_tokens": 20, "temperature": 1.0, "seed": 3, **IGNORE}) for ids in prompts)
+            )
+            for ids, answer in zip(prompts, answers, strict=True):
+                assert_expected(answer, ids, 20, model=model, temperature=1.0, seed=3)
+            await cluster.assert_idle(client)
 
 
 async def read(call: AsyncIterator[pb.GenerateResponse], answer: Answer) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,7 +17,7 @@ from bench.fleet.fleet import Fleet, Plan
 from bench.fleet.model import make_model
 from bench.soak.__main__ import soak
 from tests.helpers.client import Answer, Client
-from tests.helpers.cluster import Process, free_port
+from tests.helpers.cluster import ROOT, Process, free_port
 from tests.helpers.eventually import eventually
 from tests.helpers.prompts import prompt
 from tests.helpers.sim import assert_expected
@@ -102,6 +104,27 @@ async def test_workers_killed_paused_slowed_and_failing_cost_no_token_and_no_pag
         await eventually(lambda: are_all_there(client, 4), within=20)
         assert len(before & set(await client.workers())) == 2, "two have successors"
         assert fleet.refused == []
+
+
+@pytest.mark.timeout(60)
+def test_python_m_bench_fleet_takes_orders_and_ends_with_its_input(tmp_path: Path) -> None:
+    model, address = make_model(tmp_path / "model"), f"127.0.0.1:{free_port()}"
+    line = ["--model", str(model), "--router", address, "--decode", "2", "--log", str(tmp_path / "fleet.log")]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.fleet", *line],
+        input="stat\nkill nobody\npause decode-1 0\ndrown decode-1\n",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    ready, stat, *refused = done.stdout.splitlines()
+    assert ready.startswith("fleet ready: 1 prefill, 2 decode, processes [")
+    assert "'members': 3, 'ended': []" in stat
+    assert refused == [
+        "error: a member must be one of prefill-0 to decode-1, got 'nobody'",
+        "error: an order must be stat or one of kill, stop, pause, slow, fail with a name and its numbers, got 'drown decode-1'",
+    ]
 
 
 @pytest.mark.timeout(60)
