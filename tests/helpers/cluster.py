@@ -179,8 +179,12 @@ class Cluster:
         """router: instead of the cluster's own address."""
         args = [router or arg if arg == self.address else arg for arg in self.worker_args[role]]
         process = self._start(f"{role}_worker", [*args, "--listen", listen or self._worker_listen, *extra])
-        (self.prefill if role == "prefill" else self.decode).append(process)
+        self.processes_of(role).append(process)
         return process
+
+    def processes_of(self, role: str) -> list[Process]:
+        """The list itself: who ends one on purpose takes it out."""
+        return self.prefill if role == "prefill" else self.decode
 
     @property
     def processes(self) -> list[Process]:

@@ -17,7 +17,8 @@ class RelayedWorker:
     """
 
     def __init__(self, cluster: Cluster, role: str, *, concerns: Concerns = lambda port: True, extra: Sequence[str] = ()) -> None:
-        self._cluster, self._role, self._extra = cluster, role, extra
+        self.role = role
+        self._cluster, self._extra = cluster, extra
         self._listen = f"127.0.0.1:{free_port()}"
         self.relay = Relay(self._listen, concerns=concerns)
         self.process: Process
@@ -25,7 +26,7 @@ class RelayedWorker:
     async def __aenter__(self) -> RelayedWorker:
         await self.relay.__aenter__()
         extra = ["--advertise", self.relay.address, *self._extra]
-        self.process = self._cluster.start_worker(self._role, listen=self._listen, extra=extra)
+        self.process = self._cluster.start_worker(self.role, listen=self._listen, extra=extra)
         await asyncio.to_thread(self.process.wait_for_line, "registered with router")
         return self
 

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -31,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Warm:
-    """The test run's end. One thread."""
+    """The test run's end. Any thread: a test may start one worker while it waits for another in a thread."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -40,19 +41,22 @@ class Warm:
         theirs.close()
         self._lines = Lines(ours)
         self._codes: dict[int, int] = {}
+        self._lock = threading.Lock()
 
     def fork(self, module: str, args: list[str], *, log: Path, env: dict[str, str]) -> int:
         """The pid of a process that runs the module as __main__."""
-        self._lines.write({"module": module, "args": args, "log": str(log), "env": env})
-        while "code" in (told := self._read()):
-            pass
-        return int(told["pid"])
+        with self._lock:
+            self._lines.write({"module": module, "args": args, "log": str(log), "env": env})
+            while "code" in (told := self._read()):
+                pass
+            return int(told["pid"])
 
     def code(self, pid: int) -> int | None:
         """How it ended, as subprocess says it; None: it has not."""
-        while pid not in self._codes and self._lines.is_ready:
-            self._read()
-        return self._codes.get(pid)
+        with self._lock:
+            while pid not in self._codes and self._lines.is_ready:
+                self._read()
+            return self._codes.get(pid)
 
     def _read(self) -> dict[str, Any]:
         told = self._lines.read()
