@@ -27,7 +27,7 @@ ifeq ($(origin PYTHON),undefined)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup protos run-local smoke chat top test test-unit test-faults test-faults-long test-gpu bench bench-cpu bench-router bench-gpu bench-serve bench-sim soak fmt lint types clean help
+.PHONY: setup protos run-local smoke chat top test test-unit test-faults test-faults-long test-gpu bench bench-cpu bench-router bench-gpu bench-serve bench-faults bench-sim soak fmt lint types clean help
 
 setup: $(READY)  ## make .venv and install the pinned dependencies (TORCH= chooses another torch)
 
@@ -76,6 +76,9 @@ bench-router: $(READY)  ## the router's own speed, with workers that only preten
 
 bench-serve: $(READY)  ## what clients see under load: ARGS="open|goodput|offline|interference ..."
 	@$(PYTHON) -m bench.serve $(or $(ARGS),--help)
+
+bench-faults: $(READY)  ## what a killed worker or router costs, a table (ARGS="--only 2p2d-decode")
+	@$(PYTHON) -m bench.faults $(ARGS)
 
 bench-gpu: $(READY)  ## the GPU data plane, a table per line of docs/performance.md (ONLY=1,4 chooses)
 	@$(PYTHON) -m bench.gpu $(if $(ONLY),--only '$(ONLY)') $(ARGS)

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
     *("setup", "protos", "run-local", "smoke", "chat", "top", "test", "test-unit", "test-faults", "test-faults-long", "test-gpu"),
-    *("bench", "bench-cpu", "bench-router", "bench-serve", "bench-gpu", "bench-sim", "soak"),
+    *("bench", "bench-cpu", "bench-router", "bench-serve", "bench-faults", "bench-gpu", "bench-sim", "soak"),
     *("fmt", "lint", "types", "clean", "help"),
 ]
 
