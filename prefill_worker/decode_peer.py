@@ -17,7 +17,7 @@ from common.handoff.base import SENDER_WRITES
 from common.handoff.grpc_sender import GrpcSender
 from common.handoff.page_sender import PageSender, Sent
 from common.handoff.sim_link import SimLink, SimSender
-from common.rpc.channels import error_of
+from common.rpc.channels import error_of, is_silence
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2_grpc
 from common.wire import req_to_pb, token_to_pb
 from common.work import TokenOut
@@ -123,7 +123,8 @@ class DecodePeer:
         )
 
     async def commit(self, lease: Lease, *, first_tokens: Sequence[TokenOut], sent: Sent) -> None:
-        """Hands the request over; repeated until answered, the lease ends or the transfer timeout is over. Raises refusals."""
+        """Hands the request over; repeated until answered, the lease ends or the transfer timeout is over. Raises refusals, and
+        Unavailable without an answer: it may run there then, which its router sees."""
         lease.is_committing = True
         request = decode_pb2.CommitRequest(
             ticket=lease.ticket,
@@ -137,7 +138,7 @@ class DecodePeer:
                 await self._stub.Commit(request, timeout=min(left, lease.length_seconds * RENEW_SHARE))
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() not in NO_ANSWER:
+                if error.code() not in NO_ANSWER or is_silence(error):
                     raise error_of(error) from None
             await asyncio.sleep(COMMIT_PAUSE_SECONDS)
         raise Unavailable(f"decode worker {lease.pairing.worker_id} at {self.address} did not answer Commit in time")

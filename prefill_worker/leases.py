@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc
 
 from common.errors import PdserveError, Unavailable
+from common.rpc.channels import is_silence
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
 from common.work_key import WorkKey
 from prefill_worker.commands import Destination, Extend
@@ -24,6 +25,8 @@ from prefill_worker.pairing import Pairing
 SAFE_SHARE: Final = 0.8
 RENEW_SHARE: Final = 1 / 3
 """Of a lease, between two renewals."""
+MAX_RENEW_SECONDS: Final = 0.5
+"""And never more than this, so that a decode worker that has fallen silent is known to have while prompts for it are computed."""
 RELEASE_SECONDS: Final = 2.0
 """How long one Release call may take."""
 RELEASE_PATIENCE_SECONDS: Final = 120.0
@@ -151,10 +154,13 @@ class Leases:
                 await self.renew(self._kept.values())
             except grpc.aio.AioRpcError as error:
                 _log.warning("leases were not renewed: %s: %s", error.code().name, error.details())
+                if is_silence(error):
+                    self._lose_all("is of no use, for it is silent")
                 pause /= 4
 
     def _interval(self) -> float:
-        return min((lease.length_seconds for lease in self._kept.values()), default=1.0) * RENEW_SHARE
+        shortest = min((lease.length_seconds for lease in self._kept.values()), default=1.0)
+        return min(MAX_RENEW_SECONDS, shortest * RENEW_SHARE)
 
     def _first_deadline(self) -> float:
         return min(lease.deadline for lease in self._kept.values())
@@ -162,6 +168,10 @@ class Leases:
     def _lose_overdue(self) -> None:
         for lease in [lease for lease in self._kept.values() if self._clock() >= lease.deadline]:
             self._lose(lease, "ran out")
+
+    def _lose_all(self, how: str) -> None:
+        for lease in list(self._kept.values()):
+            self._lose(lease, how)
 
     def _lose(self, lease: Lease, how: str) -> None:
         if lease.is_committing or self._kept.pop(lease.ticket, None) is None:

@@ -47,7 +47,7 @@ class Terms:
     page_bytes: int
     transport: TransportMode = "auto"
     verify: bool = False
-    transfer_timeout: timedelta = timedelta(seconds=20)
+    transfer_timeout: timedelta = timedelta(seconds=10)
     can_copy: bool = True
     connect: Connect = make_channel
     sim: SimTransfers | None = None

@@ -90,7 +90,7 @@ class PrefillServer:
             sim=None if self._simulation is None else self._simulation.transfers,
             metrics=PrefillMetrics(registry=registry),
             tracing=self._tracing,
-            connect=self._security.connect,
+            connect=partial(self._security.connect, silence=config.peer_silence),
         )
         self._server = self._security.make_server(silence=ROUTER_SILENCE)
         self._health = Health(self._server, (SERVICE,))

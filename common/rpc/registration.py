@@ -137,7 +137,7 @@ class _Link:
                 if not sides[1].done() and not isinstance(sides[0].exception(), grpc.RpcError | asyncio.InvalidStateError):
                     sides[0].result()
                 await sides[1]
-                self._complain("the router ended the stream", logging.INFO if self._router_is_leaving else logging.WARNING)
+                self._complain("the router ended the stream", logging.WARNING)
             except grpc.aio.AioRpcError as error:
                 refused = error.code() in _REFUSALS
                 self._complain(str(error_of(error)), logging.ERROR if refused else logging.WARNING)
@@ -145,7 +145,6 @@ class _Link:
                 was_accepted = self.accepted.is_set()
                 self.accepted.clear()
                 self._ended.set()
-                self._router_is_leaving = False
                 for side in sides:
                     side.cancel()
                 await asyncio.gather(*sides, return_exceptions=True)
@@ -171,6 +170,7 @@ class _Link:
             if directive.HasField("accepted"):
                 self.accepted.set()
                 self._ended.clear()
+                self._router_is_leaving = False
                 self._complaint = ""
                 log.info("registered with router %s", self.router)
             elif directive.HasField("drain"):
@@ -185,4 +185,9 @@ class _Link:
         """Once per reason, not once per retry."""
         if text != self._complaint and not self._is_leaving:
             self._complaint = text
-            log.log(level, "not registered with router %s, retrying: %s", self.router, text)
+            log.log(
+                logging.INFO if self._router_is_leaving else level,
+                "not registered with router %s, retrying: %s",
+                self.router,
+                text,
+            )

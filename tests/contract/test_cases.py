@@ -16,7 +16,7 @@ CASES = {
     "LIF": "01 03 05 06 08 09 11",  # lifecycle
     "OBS": "01 03",  # observability
 }
-STILL_TO_COME = {"FLT-07", "FLT-09", "FLT-11", "FLT-13", "GRP-01", "LIF-05", "OBS-03"}
+STILL_TO_COME = {"GRP-01", "OBS-03"}
 PROCESSES_OF_OURS = re.compile(r"tests\.helpers\.(router_stand|fake_\w+|prefill_stand|decode_worker)\b")
 """What a module uses in which router or worker is not a process as users start it."""
 

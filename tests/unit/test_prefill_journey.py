@@ -20,6 +20,7 @@ from tests.helpers.eventually import eventually
 from tests.helpers.fake_decode import FakeDecode, is_closed
 from tests.helpers.fake_runner import EOS, next_token
 from tests.helpers.prefill_stand import PrefillStand, Recorder
+from tests.helpers.relay import Relay
 
 pytestmark = pytest.mark.cluster
 IDS = list(range(10))
@@ -342,6 +343,35 @@ async def test_a_transfer_that_stalls_is_given_up_after_the_transfer_timeout_HND
     stand.decode.before["Push"] = waits(go)
     await stand.finish(stand.submit(IDS), within=2)
     assert "transfer timeout" in stand.report.failure.message and stand.report.failure.retryable
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+@pytest.mark.parametrize("moment", ["Reserve", "Renew", "Push", "Commit"])
+async def test_a_decode_worker_that_falls_silent_fails_the_attempt_in_less_than_2_s_HND_09(
+    stands: Make, moment: str, transport: str
+) -> None:
+    if moment == "Push" and transport == "shm":
+        pytest.skip("nothing is pushed")
+    slow = {"chunk_tokens": 1, "before_run": lambda batch: time.sleep(0.3)} if moment == "Renew" else {}
+    stand, never = await stands(transport=transport, transfer_timeout=10, **slow), asyncio.Event()
+    there = stand.decode.address
+    async with Relay(there) as relay:
+        stand.decode.address = relay.address
+        if moment != "Renew":
+            stand.decode.before[moment] = waits(never)
+        journey = stand.submit(IDS)
+        await eventually(lambda: moment in stand.decode.calls, within=3)
+        relay.is_whole.clear()
+        began = time.monotonic()
+        await eventually(lambda: "failed" in stand.report.kinds, within=4)
+        assert time.monotonic() - began < 2.5
+        assert "silent" in stand.report.failure.message and stand.report.failure.retryable
+        relay.is_whole.set()
+        if moment != "Reserve":  # Its call has ended there too: a ticket would be granted to nobody.
+            never.set()
+        await stand.finish(journey)
+        await stand.assert_idle()
+    stand.decode.address = there
 
 
 async def test_a_refused_commit_fails_the_attempt_after_the_first_token_was_told(stands: Make) -> None:
