@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from common.errors import PdserveError, Unavailable
 from router.attempt import Attempt, Work
 from router.capacity import group_pages
-from router.circuit import is_fault
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.fleet import Fleet
@@ -73,10 +72,10 @@ class Attempts:
 
     def handed_off(self, completion: Completion, now: float) -> None:
         if completion.stage is Stage.PREFILL:
-            self._credit(completion)
             completion.move_to(Stage.DECODE)
             assert completion.attempt is not None
             completion.attempt.stake.joined()
+            self._fleet.circuits.succeeded(completion.attempt.pair)
             if completion.handed_off_at is None:
                 completion.handed_off_at = now
 
@@ -104,9 +103,7 @@ class Attempts:
             return
         self._metrics.attempt_failed(error)
         attempt.trace.failed(error.log_text)
-        for worker in filter(None, set(attempt.pair)):
-            worker.attempts_failed += worker.id in (blame or attempt.pair.ids)
-        self._blame(attempt, error, retryable=retryable, blame=blame)
+        self._fleet.circuits.failed(attempt.pair, error, retryable=retryable, blame=blame)
         log.warning("attempt %d failed: %s", attempt.number, error, extra=self._extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
@@ -123,7 +120,8 @@ class Attempts:
 
     def finished(self, completion: Completion) -> None:
         """Its last token has come: no worker works on it any more."""
-        self._credit(completion)
+        if completion.attempt is not None:
+            self._fleet.circuits.succeeded(completion.attempt.pair)
         self._end(completion, is_computed=True)
 
     def stop(self, completion: Completion) -> None:
@@ -136,18 +134,6 @@ class Attempts:
             self._leave_line(waiter)
         for completion in self._completions:
             self._cancel(completion)
-
-    def _blame(self, attempt: Attempt, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
-        if not is_fault(error, retryable=retryable):
-            return
-        suspects = [worker for worker in attempt.pair.workers if worker.id in (blame or attempt.pair.ids)]
-        for worker in suspects:
-            self._fleet.failed(worker, str(error), share=1 / len(suspects))
-
-    def _credit(self, completion: Completion) -> None:
-        if (attempt := completion.attempt) is not None:
-            for worker in attempt.pair.workers:
-                self._fleet.succeeded(worker)
 
     def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
         """Its first place in line is every attempt's."""
@@ -210,8 +196,7 @@ class Attempts:
         trace = self._work.trace.attempt(pair, uid=members[0].uid, number=number, members=len(members))
         attempt = Attempt(number, pair, members, self._stake(members, pair), trace)
         self.pair = pair
-        for worker in pair.workers:
-            worker.breaker.sent()
+        self._fleet.circuits.sent(pair)
         for member in members:
             member.begin(attempt)
             self._dispatch.add(member, self)

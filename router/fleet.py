@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 from datetime import timedelta
 
 from common.errors import Unavailable
 from common.rpc.channels import PEER_SILENCE, Connect, make_channel
-from router.circuit import willing
+from router.circuits import Circuits
 from router.pair_wait import PairWait
 from router.placement import Ask, seats_for
 from router.policies import Placer
@@ -18,7 +16,6 @@ from router.sessions import Session, SessionReceiver
 from router.workers import Worker
 
 ANY = Ask(pages=0)
-log = logging.getLogger(__name__)
 LAST_WORDS = timedelta(seconds=5)
 """How long a worker that has left may take to end its session: its last tokens and its leave come on two connections, so the
 leave may be seen first. A session whose worker has died breaks at once."""
@@ -42,6 +39,7 @@ class Fleet:
         """placer: chooses among the workers that can take a request. pair_wait: how long a request waits while there are none;
         return_wait: while one may come back, as router/pair_wait.py says; None: not longer. peer_silence: see make_channel."""
         self.registry = registry
+        self.circuits = Circuits(registry)
         self.placer = placer
         self._epoch = epoch
         self._receiver = receiver
@@ -91,42 +89,21 @@ class Fleet:
         """Messages that wait to be sent to workers. Also for the scraping thread."""
         return sum(session.num_unsent for session in list(self._sessions.values()))
 
-    @property
-    def willing(self) -> list[Worker]:
-        """Registered workers that a request may be sent to now, as far as their circuits are concerned."""
-        return willing(self.registry.live)
-
     async def until_placeable(self, ask: Ask, *, is_begun: bool = False) -> None:
         """Returns once there are workers that can take it; waits a little, or longer if some may come back. is_begun: it has had
         an attempt. Raises Unavailable saying why there are none."""
         asked_at = self.registry.now
-        while seats_for(self.willing, ask) is None:
+        while seats_for(self.circuits.willing, ask) is None:
             workers = [*self.registry.live, *self.registry.recently_lost]
             now = self.registry.now
             until = self._pair_wait.until(workers, asked_at=asked_at, now=now, is_begun=is_begun)
             if now >= until:
                 raise Unavailable(f"no prefill and decode pair: {self._why_none(ask)}", reason="no_workers")
             try:
-                async with asyncio.timeout(min(until - now, self._until_next_try())):
+                async with asyncio.timeout(min(until - now, self.circuits.seconds_until_try)):
                     await self._changed.wait()
             except TimeoutError:
                 pass
-
-    def _until_next_try(self) -> float:
-        """Seconds until some circuit lets a request through."""
-        waits = [worker.breaker.seconds_until_try for worker in self.registry.live if not worker.breaker.lets_through]
-        return min(waits, default=math.inf)
-
-    def failed(self, worker: Worker, reason: str, *, share: float) -> None:
-        """The worker may be at fault; see Breaker.failed."""
-        if worker.breaker.failed(reason, share=share):
-            log.warning("the circuit of %s is open for %g s: %s", worker, worker.breaker.seconds_until_try, reason)
-            self.registry.notify()
-
-    def succeeded(self, worker: Worker) -> None:
-        if worker.breaker.succeeded():
-            log.info("the circuit of %s is closed", worker)
-            self.registry.notify()
 
     async def flush_prefix_caches(self, *, timeout: timedelta) -> int:
         """Pages freed on all workers. Raises Unavailable naming the first worker that did not answer; the others are flushed."""

@@ -129,7 +129,7 @@ class RequestQueue:
             self._note_pace()
 
     def _next_turn(self) -> Turn | None:
-        workers = placeable(self._fleet.willing)
+        workers = placeable(self._fleet.circuits.willing)
         return next_turn(self._line.leading(LOOKAHEAD), workers, rule=self._rule, placer=self._fleet.placer)
 
     def _refuse(self, waiter: Waiter, error: PdserveError) -> None:
@@ -148,7 +148,7 @@ class RequestQueue:
 
     def _watch(self, waiter: Waiter) -> None:
         """While no worker could ever take it, it waits no longer than the fleet says."""
-        if waiter.search is None and seats_for(self._fleet.willing, waiter.ask) is None:
+        if waiter.search is None and seats_for(self._fleet.circuits.willing, waiter.ask) is None:
             waiter.search = asyncio.create_task(self._search(waiter))
 
     async def _search(self, waiter: Waiter) -> None:

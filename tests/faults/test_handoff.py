@@ -133,14 +133,19 @@ async def test_flt_03_and_04_a_killed_worker_ends_no_call_silently_and_holds_not
     with Cluster(tmp_path, tiny, prefill=2, decode=2, worker_args=args, decode_args=["--lease", "3s"]) as cluster:
         async with cluster.client() as client:
             prompts = [prompt(30, seed=i) for i in range(8)]
-            calls = [
-                asyncio.ensure_future(client.generate(ids, sampling={"max_tokens": 150, "ignore_eos": True})) for ids in prompts
+            rules = [
+                {"max_tokens": 150, "ignore_eos": True} | ({"temperature": 1.0, "seed": 7} if i % 2 else {}) for i in range(8)
             ]
+            sampled = [await client.generate(prompts[i], sampling=rules[i]) for i in (1, 3)]
+            calls = [asyncio.ensure_future(client.generate(ids, sampling=rule)) for ids, rule in zip(prompts, rules, strict=True)]
             await asyncio.sleep(0.3)
             victims = cluster.prefill if role == "prefill" else cluster.decode
             victims.pop(0).kill()
-            for ids, answer in zip(prompts, await asyncio.gather(*calls), strict=True):
-                assert answer.ids == reference.greedy(tiny, ids, 150)
+            answers = await asyncio.gather(*calls)
+            for i in (0, 2, 4, 6):
+                assert answers[i].ids == reference.greedy(tiny, prompts[i], 150)
+            assert [answers[i].ids for i in (1, 3)] == [answer.ids for answer in sampled], "a seed's tokens too"
+            assert all((answer.usage.prompt_tokens, answer.usage.completion_tokens) == (30, 150) for answer in answers)
             await cluster.capacity_probe(client, within=20)
 
 

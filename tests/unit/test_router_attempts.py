@@ -13,11 +13,13 @@ from common.core import SamplingParams
 from common.errors import DeadlineExceeded, Unavailable
 from router.attempt import Work
 from router.attempts import Attempts
+from router.circuits import Circuits
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.metrics import RouterMetrics
 from router.output import Output
 from router.placement import Pair
+from router.registry import Registry
 from router.waiter import Place, Waiter
 from tests.unit.test_router_placement import worker
 
@@ -46,12 +48,11 @@ class OneTurn:
 
 
 class NoSessions:
+    def __init__(self) -> None:
+        self.circuits = Circuits(Registry(fingerprint="f"))
+
     def session(self, worker: Any) -> None:
         return None
-
-    def failed(self, worker: Any, reason: str, *, share: float) -> None: ...
-
-    def succeeded(self, worker: Any) -> None: ...
 
 
 def make(queue: Any, errors: list[Exception], *, n: int, deadline: float | None = None) -> tuple[Attempts, list[Completion]]:

@@ -35,7 +35,7 @@ class Workers:
 
     def __init__(self, *workers: Worker) -> None:
         self.live = list(workers)
-        self.registry = self
+        self.registry = self.circuits = self
         self.placer = Placer("least_load", seed=1)
         self._changed = asyncio.Event()
         self.given_up = asyncio.Event()
