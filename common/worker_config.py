@@ -12,6 +12,7 @@ from common.address import Address
 from common.by_device import ByDevice, by_device, check_device_name, is_cuda, resolve
 from common.config import option, required
 from common.engine.threads import default_threads
+from common.logs import LogFormat
 from common.security_config import SecurityConfig
 from common.tracing import check_endpoint
 
@@ -59,6 +60,7 @@ class WorkerConfig(SecurityConfig):
     sim_profile: Path | None = option(None, "JSON file of how long a simulated engine takes; default: one H200, Llama-3-8B")
     time_scale: float = option(1.0, "simulated seconds per second (--engine sim)")
     log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
+    log_format: LogFormat = option("text", "how lines are written; json: an object a line")
     grace: timedelta = option(timedelta(seconds=30), "time to finish requests in when told to stop")
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from decode_worker.config import Config
 
 def main() -> None:
     config = parse_config(Config, prog="python -m decode_worker", description=__doc__ or "")
-    configure("decode", config.log_level)
+    configure("decode", config.log_level, config.log_format)
     limit_spinning()
     # Only now: importing torch takes seconds, and --help and a wrong flag need none. A simulated engine never does.
     if not config.is_simulated:

@@ -14,6 +14,7 @@ import grpc
 from common.core import Req
 from common.errors import DeadlineExceeded, InvalidRequest, PdserveError
 from common.handoff.cuda_ipc import PoolExport
+from common.logs import About, bind
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, work_pb2
 from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_to_pb
 from common.work import WorkFailure
@@ -80,6 +81,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Context) -> decode_pb2.ReserveResponse:
         worker = self._worker.ready
+        bind(About(request.req.request_id, request.req.key.uid, request.req.key.attempt))
         try:
             granted = await worker.reserve(
                 self._req(request.req), pair_id=request.pair_id, transport=request.transport, verify=request.verify
@@ -98,10 +100,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         return decode_pb2.RenewResponse(lost=await self._worker.ready.renew(tuple(request.tickets)))
 
     async def Commit(self, request: decode_pb2.CommitRequest, context: Context) -> decode_pb2.CommitResponse:
+        bind(self._worker.names.of(request.ticket))
         await self._worker.ready.commit(commit_from_pb(request))
         return decode_pb2.CommitResponse()
 
     async def Release(self, request: decode_pb2.ReleaseRequest, context: Context) -> decode_pb2.ReleaseResponse:
+        bind(self._worker.names.of(request.ticket))
         await self._worker.ready.release(commands.Release(request.ticket, drained=request.drained))
         return decode_pb2.ReleaseResponse()
 

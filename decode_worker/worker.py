@@ -28,6 +28,7 @@ from decode_worker.description import DecodeDescription
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions
+from decode_worker.ticket_names import TicketNames
 from decode_worker.traces import Traces
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
@@ -60,6 +61,7 @@ class DecodeWorker:
         self.memory = memory
         self.metrics = metrics
         self.traces = Traces(tracing)
+        self.names = TicketNames()
         self._engine = make_engine(self._on_event)
         self._description: DecodeDescription | None = None
         self.sessions = Sessions(self.post)
@@ -139,6 +141,7 @@ class DecodeWorker:
         granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
         self.metrics.found_cached(granted.prefix_len)
         self.traces.granted(req, granted.ticket)
+        self.names.put(granted.ticket, req)
         return granted
 
     async def renew(self, tickets: tuple[str, ...]) -> list[str]:

@@ -14,7 +14,7 @@ from prefill_worker.config import Config
 
 def main() -> None:
     config = parse_config(Config, prog="python -m prefill_worker", description=__doc__ or "")
-    configure("prefill", config.log_level)
+    configure("prefill", config.log_level, config.log_format)
     limit_spinning()
     # Only now: importing torch takes seconds, and --help and a wrong flag need none. A simulated engine never does.
     if not config.is_simulated:

@@ -24,6 +24,7 @@ from common.errors import FailedPrecondition, Unavailable
 from common.handoff.base import page_checksum, tokens_of
 from common.handoff.cuda_driver import CudaError
 from common.handoff.cuda_ipc_link import CudaIpcLink
+from common.logs import about
 from common.rpc.gen.pdserve.v1 import decode_pb2
 from common.wire import token_to_pb
 from common.work import TokenOut
@@ -128,7 +129,8 @@ class CudaPools:
             computed_at_ns=int(self._clock() * 1e9),
         )
         if not self._link(destination).send(request.SerializeToString()):
-            log.info("a commit was not sent ahead: it is too long, or the decode worker does not read")
+            extra = about(job.req.request_id, uid=job.req.uid, attempt=job.req.attempt)
+            log.info("a commit was not sent ahead: it is too long, or the decode worker does not read", extra=extra)
 
     def settle(self, job: Job) -> None:
         """After this nothing that was queued for the job writes to its destination."""

@@ -177,6 +177,7 @@ class DecodePeer:
             raise
         return Lease(
             key=req.key,
+            request_id=req.request_id,
             ticket=response.ticket,
             pairing=pairing,
             page_ids=tuple(response.page_ids),

@@ -139,7 +139,7 @@ class Journey(Stateful):
         except PdserveError as error:
             self._cause = error
         except Exception:
-            _log.exception("journey %s failed", self.key, extra={"request_id": self._order.req.request_id})
+            _log.exception("journey %s failed", self.key, extra=self._order.extra)
             self._cause = PdserveError("internal error on the prefill worker")
         self._is_ending = True
         alarm.cancel()
@@ -195,7 +195,7 @@ class Journey(Stateful):
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, PdserveError):
-            _log.error("push of %s failed", self.key, exc_info=error)
+            _log.error("push of %s failed", self.key, exc_info=error, extra=self._order.extra)
             error = PdserveError("internal error while sending KV")
         self.end(error)
 
@@ -228,7 +228,7 @@ class Journey(Stateful):
         if (cause := self._cause) is None:
             return
         retryable = not isinstance(cause, _HOPELESS)
-        _log.info("request %s ended: %s", self.key, cause, extra={"request_id": self._order.req.request_id})
+        _log.info("request %s ended: %s", self.key, cause, extra=self._order.extra)
         for key in self.keys:
             if key not in self._ended_by:
                 failure = WorkFailure.of(key, cause, retryable=retryable)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc
 
 from common.errors import PdserveError, Unavailable
+from common.logs import about
 from common.rpc.channels import is_silence
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
 from common.work_key import WorkKey
@@ -42,6 +43,7 @@ class Lease:
     """One granted ticket. deadline: this worker's, in clock seconds. on_lost: called once if it ends before its time."""
 
     key: WorkKey
+    request_id: str
     ticket: str
     pairing: Pairing
     page_ids: tuple[int, ...]
@@ -51,6 +53,11 @@ class Lease:
     on_lost: OnLost
     is_committing: bool = False
     """Whether Commit is under way: its answer decides then, as the ticket ends with it."""
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """For log lines about it."""
+        return about(self.request_id, uid=self.key.uid, attempt=self.key.attempt)
 
     def destination(self, *, verify: bool) -> Destination:
         """Where the engine is to put the request's pages. verify: with checksums."""
@@ -188,7 +195,9 @@ class Leases:
                 return
             except grpc.aio.AioRpcError as error:
                 if self._clock() >= give_up:
-                    _log.warning("ticket %s was not released, closing the pairing: %s", lease.ticket, error.details())
+                    _log.warning(
+                        "ticket %s was not released, closing the pairing: %s", lease.ticket, error.details(), extra=lease.extra
+                    )
                     lease.pairing.retire()
                     return
             await asyncio.sleep(pause)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from common.core import Req
+from common.logs import about
 
 
 @dataclass(frozen=True)
@@ -16,3 +18,8 @@ class Order:
     decode_address: str
     decode_worker: str
     deadline: float
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """For log lines about it."""
+        return about(self.req.request_id, uid=self.req.uid, attempt=self.req.attempt)

@@ -13,5 +13,5 @@ from router.server import serve
 
 if __name__ == "__main__":
     config = parse_config(RouterConfig, prog="python -m router", description=__doc__ or "")
-    configure("router", config.log_level)
+    configure("router", config.log_level, config.log_format)
     run_process(lambda stop: serve(config, stop))

@@ -54,7 +54,6 @@ class Attempts:
         self._on_error = on_error
         self._waiting: dict[Waiter, tuple[Completion, ...]] = {}
         self._place_in_line: Place | None = None
-        self._extra = {"request_id": work.request_id}
         self.pair: Pair | None = None
         self.cached_tokens = 0
         self.prefill_started_at: float | None = None
@@ -83,7 +82,7 @@ class Attempts:
         self._metrics.retracted()
         if completion.attempt is not None:
             completion.attempt.trace.failed("retracted")
-        log.info("retracted after %d tokens, runs again", len(completion.token_ids), extra=self._extra)
+        log.info("retracted after %d tokens, runs again", len(completion.token_ids), extra=completion.extra)
         self._withdraw(completion, cancel=False, restart="retraction")
         self._place((completion,))
 
@@ -91,7 +90,7 @@ class Attempts:
         if (attempt := completion.attempt) is None:
             return
         self._metrics.retracted()
-        log.info("handed back after %d tokens, runs again: %s", len(completion.token_ids), reason, extra=self._extra)
+        log.info("handed back after %d tokens, runs again: %s", len(completion.token_ids), reason, extra=completion.extra)
         completion.avoid |= attempt.pair.ids
         attempt.trace.failed("handed back")
         self._withdraw(completion, cancel=True, restart="retraction")
@@ -104,7 +103,7 @@ class Attempts:
         self._metrics.attempt_failed(error)
         attempt.trace.failed(error.log_text)
         self._fleet.circuits.failed(attempt.pair, error, retryable=retryable, blame=blame)
-        log.warning("attempt %d failed: %s", attempt.number, error, extra=self._extra)
+        log.warning("attempt %d failed: %s", attempt.number, error, extra=completion.extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
         for victim in victims:
@@ -204,7 +203,7 @@ class Attempts:
         for worker in filter(None, set(pair)):
             worker.attempts += 1
         self._metrics.attempt_begun(members[0].restart or "first")
-        log.debug("attempt %d is on %s", attempt.number, " and ".join(sorted(pair.ids)), extra=self._extra)
+        log.debug("attempt %d is on %s", attempt.number, " and ".join(sorted(pair.ids)), extra=members[0].extra)
         if (session := self._fleet.session(pair.prefill)) is not None:
             session.submit(submit)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from array import array
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from common.logs import about
 from common.rpc.gen.pdserve.v1 import work_pb2
 from common.work import FinishReason
 from router.output import Output
@@ -74,6 +75,11 @@ class Completion:
         self.handed_off_at: float | None = None
         self._events = events
         self._held: dict[int, work_pb2.Token] = {}
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """For log lines about it."""
+        return about(self.output.request_id, uid=self.uid, attempt=self.attempts or None)
 
     def move_to(self, stage: Stage) -> None:
         """The one door between stages."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.address import Address
 from common.config import option, required
+from common.logs import LogFormat
 from common.rpc.channels import PEER_SILENCE, check_silence
 from common.security_config import SECURITY, SecurityConfig
 from common.tracing import check_endpoint
@@ -51,6 +52,7 @@ class RouterConfig(SecurityConfig):
         None, "http(s)://HOST:PORT of an OTLP collector (gRPC) for traces; unset: OTEL_EXPORTER_OTLP_ENDPOINT, else none"
     )
     log_level: str = option("info", "what to log", choices=("debug", "info", "warning", "error"))
+    log_format: LogFormat = option("text", "how lines are written; json: an object a line")
     log_prompts: bool = option(False, "log every prompt; without, no prompt or output is ever logged")
     auth_token_file: Path | None = option(None, "tokens of clients; unset: clients need none", group=SECURITY)
     max_calls_per_client: int | None = option(

@@ -106,7 +106,7 @@ class Dispatch:
         group = [member for member in attempt.members if member.attempt is attempt]
         taken_over = any(member.stage is Stage.DECODE for member in group)
         if taken_over:
-            log.info("attempt %d goes on, although %s", attempt.number, failure.message)
+            log.info("attempt %d goes on, although %s", attempt.number, failure.message, extra=entry[0].extra)
         return taken_over
 
     def _started(self, started: prefill_pb2.PrefillStarted) -> None:

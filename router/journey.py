@@ -67,6 +67,16 @@ class Journey:
         self._attempts = attempts
 
     @property
+    def uid(self) -> int:
+        """Of its first completion."""
+        return self._completions[0].uid
+
+    @property
+    def last_attempt(self) -> int | None:
+        """The highest number that one of its completions has come to; None before any."""
+        return max(completion.attempts for completion in self._completions) or None
+
+    @property
     def output_tokens(self) -> int:
         return sum(completion.output.count for completion in self._completions)
 

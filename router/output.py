@@ -32,7 +32,7 @@ class Output:
     def __init__(self, stream: TextStream | None, *, request_id: str, number: int, logprobs: bool) -> None:
         """stream: None for nothing but ids. number: which of the request's completions."""
         assert stream is not None or not logprobs, "logprobs come from the stream"
-        self._request_id = request_id
+        self.request_id = request_id
         self._number = number
         self.matched_stop: str | None = None
         self.count = 0
@@ -84,7 +84,7 @@ class Output:
         """The one to add to, made in its place: as a part given to a constructor it would be copied."""
         if self._responses and len((delta := self._responses[-1].delta).token_ids) < DELTA_TOKENS:
             return delta
-        self._responses.append(generation_pb2.GenerateResponse(request_id=self._request_id, index=self._number))
+        self._responses.append(generation_pb2.GenerateResponse(request_id=self.request_id, index=self._number))
         return self._responses[-1].delta
 
     def _from_pb(self, token: work_pb2.Token) -> TokenOut:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from common.errors import PdserveError
+from common.logs import About, bind
 from common.rpc.gen.pdserve.v1 import generation_pb2
 from common.tracing import Tracing
 from router.admission import Admission, Ticket
@@ -91,11 +92,12 @@ class Pipeline:
 
     async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, caller: Caller) -> None:
         """Returns after the last Finished was written. Raises the status the call ends with."""
-        outcome, journey, name = "OK", None, pb.request_id
+        outcome, journey, about = "OK", None, About(pb.request_id)
+        bind(about)
         trace = RequestTrace(self._tracing, parent=caller.traceparent, arrived_at=caller.arrived_at)
         try:
             request = validate(pb, self.limits)
-            name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
+            about.request_id = name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
             await self._admission.left(name, within_seconds=GOODBYE_SECONDS)
             with self._admission.enter(name, priority=request.priority, tenant=caller.tenant) as ticket:
                 journey = await self._prepare(request, ticket, caller, trace)
@@ -114,7 +116,10 @@ class Pipeline:
             raise
         finally:
             self._metrics.request_ended(outcome)
-            trace.end(outcome, request_id=name, output_tokens=journey.output_tokens if journey is not None else 0)
+            if journey is not None:
+                about.uid, about.attempt = journey.uid, journey.last_attempt
+            output_tokens = journey.output_tokens if journey is not None else 0
+            trace.end(outcome, request_id=about.request_id, output_tokens=output_tokens)
 
     def abort(self, request_id: str) -> bool:
         """False: no running request has this id."""
@@ -128,7 +133,7 @@ class Pipeline:
         prompt = await self._model.read(request.prompt)
         check_prompt(prompt, self.limits)
         if self._log_prompts:
-            log.info("prompt of %d tokens: %r", len(prompt), request.prompt, extra={"request_id": ticket.request_id})
+            log.info("prompt of %d tokens: %r", len(prompt), request.prompt)
         if pair_pages(self._fleet.registry.live) is None:
             await self._fleet.until_placeable(ANY)  # Before that nobody knows the pools.
             check_prompt(prompt, self.limits)

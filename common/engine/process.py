@@ -56,7 +56,7 @@ class ProcessEngine(EngineFront):
         self._last_word: Ended | None = None
 
     async def start(self) -> Any:
-        first = pack([Start(self._build, logs.name_and_level(self._name))])
+        first = pack([Start(self._build, logs.settings_of(self._name))])
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = _spawn(theirs.fileno())

@@ -46,7 +46,7 @@ class Start:
     """The parent's first parcel. logging: what its logs are configured with."""
 
     build: Build
-    logging: tuple[str, str] | None
+    logging: logs.Settings | None
 
 
 @dataclass(frozen=True)

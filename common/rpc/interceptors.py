@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from common import logs
 from common.errors import LEAVING_METADATA, Leaving, PdserveError
 from common.rpc.handlers import rewrap
 from common.rpc.retry_info import status_of
@@ -72,7 +73,8 @@ def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException, method: str, request: Any) -> NoReturn:
     """Ends the call with the error's status; raises what tells grpc that it has ended."""
-    extra = {"request_id": getattr(request, "request_id", "")}
+    # What the handler has bound is said anyway, and knows more.
+    extra = {} if logs.is_bound() else logs.about(getattr(request, "request_id", ""))
     if isinstance(error, asyncio.CancelledError):
         if context.cancelled() or context.done():
             raise error

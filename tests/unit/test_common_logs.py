@@ -1,5 +1,7 @@
 """Log lines: one format, the request's name at the end."""
 
+import asyncio
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -20,13 +22,13 @@ def restored_logging() -> Iterator[None]:
 
 def test_a_line_says_when_how_bad_who_what_and_for_which_request(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("router", "info")
-    logging.getLogger("router.pipeline").info("placed on %s", "p1", extra={"request_id": "req-8"})
-    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} INFO  router  placed on p1 \[req-8\]\n", capsys.readouterr().err)
+    logging.getLogger("router.pipeline").info("placed on %s", "p1", extra=logs.about("req-8", uid=7, attempt=2))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} INFO  router  placed on p1 \[req-8 uid 7 attempt 2\]\n", capsys.readouterr().err)
 
 
 def test_a_request_id_cannot_break_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("router", "info")
-    logging.getLogger("x").info("done", extra={"request_id": "a\nERROR forged"})
+    logging.getLogger("x").info("done", extra=logs.about("a\nERROR forged"))
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -46,3 +48,48 @@ def test_lines_below_the_level_are_left_out_and_a_traceback_is_kept(capsys: pyte
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="--log-level must be one of debug, info, warning, error, got 'loud'"):
         logs.configure("router", "loud")
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="--log-format must be one of text, json, got 'xml'"):
+        logs.configure("router", "info", "xml")  # type: ignore[arg-type]
+
+
+def test_a_json_line_is_an_object_with_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("router", "info", "json")
+    logging.getLogger("router.attempts").warning("it\n%s", "fails", extra=logs.about("r\n1", uid=7, attempt=2))
+    logging.getLogger("x").info("up")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
+    assert first == {
+        "level": "warning", "process": "router", "logger": "router.attempts", "message": "it\nfails",
+        "request_id": "r\n1", "uid": 7, "attempt": 2,
+    }  # fmt: skip
+    assert set(second) == {"time", "level", "process", "logger", "message"}
+
+
+def test_a_traceback_is_a_field_of_its_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("router", "info", "json")
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError:
+        logging.getLogger("x").exception("it broke")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["exception"].endswith("RuntimeError: boom")
+
+
+async def test_a_task_s_lines_are_about_what_it_has_bound_and_learns_later(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("router", "info")
+
+    async def call(name: str) -> None:
+        what = logs.About(name)
+        logs.bind(what)
+        await asyncio.sleep(0)
+        what.uid = 3
+        logging.getLogger("x").info("ended")
+        logging.getLogger("x").info("another's", extra=logs.about("c"))
+
+    await asyncio.gather(call("a"), call("b"))
+    logging.getLogger("x").info("nobody's")
+    tails = [line.split("router  ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert tails == ["ended [a uid 3]", "another's [c]", "ended [b uid 3]", "another's [c]", "nobody's"]
