@@ -2,8 +2,8 @@
 
     python -m bench.sim [--policies least_load,prefix] [--traces steady,chats] [--prefill 64] [--decode 64] [--rate 900]
 
-All times are simulated: the fleet is many H200s, this machine is not, so by default ten seconds pass here in one simulated
-(--time-scale 0.1). Each pair of policy and trace has a router and a fleet of its own with empty caches; the first third warms
+All times are simulated: the fleet is many H200s, this machine is not, so by default twenty seconds pass here in one simulated
+(--time-scale 0.05). Each pair of policy and trace has a router and a fleet of its own with empty caches; the first third warms
 them and is not measured. Prints a table, writes bench/out/sim.json.
 """
 
@@ -14,6 +14,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,11 +27,17 @@ from bench.serving.figures import Figures, Slo, ms
 from bench.serving.shots import Window
 from bench.sim.shooter import Seen, Shooter
 from bench.sim.traffic import TRACES, TraceName, Traffic
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
+from common.rpc.gen.pdserve.v1.generation_pb2_grpc import GenerationServiceStub
 from router.policies import PolicyName
 from tests.helpers.cluster import Process, free_port
+from tests.helpers.eventually import eventually
 
 POLICIES: tuple[str, ...] = get_args(PolicyName)
-COLUMNS = ("trace", "policy", "requests", "failed", "ttft p50", "p99 ms", "gap p99", "cached", "goodput", "tokens/s", "lag s")
+COLUMNS = (
+    *("trace", "policy", "requests", "failed", "ttft p50", "p99 ms", "gap p99"),
+    *("cached", "good", "goodput/s", "tokens/s", "lag s"),
+)
 
 
 async def measure(args: argparse.Namespace, policy: str, trace: TraceName, folder: Path) -> dict[str, Any]:
@@ -38,7 +45,7 @@ async def measure(args: argparse.Namespace, policy: str, trace: TraceName, folde
     address = f"127.0.0.1:{free_port()}"
     model = make_model(folder / "model")
     flags = ["--model", str(model), "--listen", address, "--policy", policy, "--max-queue", "20000", "--max-in-flight", "20000"]
-    router = Process("router", [*flags, "--log-level", "warning"], log=folder / f"router-{policy}-{trace}.log")
+    router = Process("router", [*flags, "--log-level", "info"], log=folder / f"router-{policy}-{trace}.log")
     plan = Plan(
         model=model,
         router=address,
@@ -51,15 +58,21 @@ async def measure(args: argparse.Namespace, policy: str, trace: TraceName, folde
     )
     questions = Traffic(trace, rate=args.rate, seconds=args.seconds, seed=args.seed).questions()
     try:
+        await asyncio.to_thread(router.wait_for_line, "listening on")
         async with Fleet(plan, log=folder / "fleet.log") as fleet, grpc.aio.insecure_channel(address) as channel:
-            await asyncio.to_thread(router.wait_for_line, "router ready on")
-            await asyncio.sleep(1.0)  # Every worker has registered and has its session.
+            await eventually(partial(_are_all_there, channel, args.prefill + args.decode), within=60)
             window = Window(warmup=args.seconds / 3, seconds=args.seconds * 2 / 3)
             seen = await Shooter(channel, time_scale=args.time_scale, warmup=window.warmup).shoot(questions)
             lag = max(stat["lag_seconds"] for stat in await fleet.stats())
         return summary(seen, window, args.slo) | {"policy": policy, "trace": trace, "lag_seconds": lag}
     finally:
         router.kill()
+
+
+async def _are_all_there(channel: grpc.aio.Channel, count: int) -> bool:
+    stub: Any = GenerationServiceStub(channel)
+    workers = (await stub.GetCluster(pb.GetClusterRequest(), timeout=10)).workers
+    return len([worker for worker in workers if worker.state == "ready"]) == count
 
 
 def summary(seen: list[Seen], window: Window, slos: list[Slo]) -> dict[str, Any]:
@@ -91,8 +104,8 @@ def row(result: dict[str, Any]) -> tuple[str, ...]:
     return (
         *(result["trace"], result["policy"], str(result["requests"]), str(sum(result["failed"].values()))),
         *(shown(times["ttft"]["p50"]), shown(times["ttft"]["p99"]), shown(times["gap"]["p99"])),
-        *(f"{result['cached_share']:.0%}", f"{result['good_share']:.0%}", f"{result['output_tokens_per_s']:.0f}"),
-        f"{result['lag_seconds']:.2f}",
+        *(f"{result['cached_share']:.0%}", f"{result['good_share']:.0%}", f"{result['good_requests_per_s']:.0f}"),
+        *(f"{result['output_tokens_per_s']:.0f}", f"{result['lag_seconds']:.2f}"),
     )
 
 
@@ -113,8 +126,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rate", type=float, default=900.0, help="requests per simulated second (default: 900)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="simulated, the first third unmeasured (default: 3)")
-    parser.add_argument("--time-scale", type=float, default=0.1, help="simulated seconds per second (default: 0.1)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="simulated, the first third unmeasured (default: 2)")
+    parser.add_argument("--time-scale", type=float, default=0.05, help="simulated seconds per second (default: 0.05)")
     parser.add_argument("--sim-profile", type=Path, default=None, help="see docs/simulator.md (default: one H200, Llama-3-8B)")
     parser.add_argument(
         "--slo", type=Slo.parse, action="append", help="what a good request keeps (default: ttft 400 ms, mean gap 12 ms)"
