@@ -32,6 +32,9 @@ with torch.inference_mode():
         print(json.dumps(logits.argmax(-1).tolist()))
 """
 
+# A minute of two cores; many where they are shared.
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def model() -> Path:
@@ -46,7 +49,6 @@ def test_the_folder_ends_where_an_answer_ends_and_takes_chats(model: Path) -> No
     assert folder.config["dtype"] == "float32"
 
 
-@pytest.mark.timeout(600)
 async def test_it_answers_as_transformers_does_token_for_token(model: Path, tmp_path: Path) -> None:
     text = "".join((ROOT / name).read_text() for name in ("docs/architecture.md", "README.md"))
     with Cluster(
