@@ -99,7 +99,8 @@ def report(verdict: Verdict, memory: Memory, growths: dict[str, float]) -> None:
     print(f"faults      {', '.join(f'{count} {what}' for what, count in sorted(verdict.faults.items())) or 'none'}")
     print(f"pages       {verdict.leaks or 'all free at the end'}")
     for name, samples in memory.samples.items():
-        print(f"{name:<11} {samples[-1] / 2**20:.0f} MiB, {growths[name]:+.1%} over the second half")
+        trend = f"{growths[name]:+.1%} over the second half" if growths else "too short a run to say how it grows"
+        print(f"{name:<11} {samples[-1] / 2**20:.0f} MiB, {trend}")
 
 
 def main() -> int:
@@ -118,10 +119,15 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=None, help="folder with a tokenizer; default: a small one is made")
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     args = parser.parse_args()
+    for name in ("requests", "prefill", "decode", "processes", "concurrency", "time_scale"):
+        if not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
+    if not 0 <= args.faults <= 1:
+        parser.error(f"--faults must be in [0, 1], got {args.faults:g}")
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         verdict, memory = uvloop.run(soak(args, Path(folder)))
-    growths = {name: memory.growth(name) for name in memory.samples}
+    growths = memory.growths()
     report(verdict, memory, growths)
     against = judge(verdict, growths)
     values = vars(verdict) | {"growth": growths, "rss": memory.samples, "against": against, "seed": args.seed}

@@ -32,9 +32,11 @@ class Memory:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def growth(self, name: str) -> float:
-        """Over the second half: the last tenth's mean against that of the tenth after the middle, as a share of it."""
-        return growth(self.samples[name])
+    def growths(self) -> dict[str, float]:
+        """By process, over the second half: the last tenth's mean against that of the tenth after the middle, as a share of it.
+        Empty if the run was too short to say."""
+        long_enough = all(len(samples) * WINDOW >= 1 for samples in self.samples.values())
+        return {name: growth(samples) for name, samples in self.samples.items()} if long_enough else {}
 
     async def _sample(self) -> None:
         while True:
@@ -44,7 +46,7 @@ class Memory:
 
 
 def growth(samples: list[int]) -> float:
-    """See Memory.growth. Raises ValueError on too few samples to say."""
+    """See Memory.growths. Raises ValueError on too few samples to say."""
     window = int(len(samples) * WINDOW)
     if window < 1:
         raise ValueError(f"growth needs at least {int(1 / WINDOW)} samples, got {len(samples)}")
