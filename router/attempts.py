@@ -122,6 +122,9 @@ class Attempts:
         if completion.attempt is not None:
             self._fleet.circuits.succeeded(completion.attempt.pair)
         self._end(completion, is_computed=True)
+        if completion.first_token_at is not None:
+            seconds = time.monotonic() - completion.first_token_at
+            self._queue.answered(tokens=len(completion.token_ids), seconds=seconds)
 
     def stop(self, completion: Completion) -> None:
         """The client needs no more of it: cancels its work. Others of its group go on."""
@@ -143,6 +146,7 @@ class Attempts:
             priority=work.priority,
             tenant=work.tenant,
             tokens=len(work.prompt) + len(first.token_ids),
+            output_tokens=work.output_limit - len(first.token_ids),
             pages=self._pages(members),
             deadline=work.deadline,
             go=lambda pair: self._go(waiter, pair, since),
@@ -209,7 +213,14 @@ class Attempts:
 
     def _stake(self, members: tuple[Completion, ...], pair: Pair) -> Stake:
         tokens = len(self._work.prompt) + len(members[0].token_ids)
-        return Stake(pair, members=len(members), tokens=tokens, pages=self._pages(members), on_freed=self._queue.freed)
+        is_first = members[0].attempts == 0
+        return Stake(
+            pair,
+            members=len(members),
+            tokens=tokens,
+            pages=self._pages(members),
+            on_freed=lambda tokens: self._queue.freed(tokens if is_first else 0),
+        )
 
     def _withdraw(self, completion: Completion, *, cancel: bool, restart: str) -> None:
         """Back to PLACING."""

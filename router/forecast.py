@@ -1,7 +1,9 @@
-"""Forecast: when a waiting request would have its first token. What is promised to nobody, but tells whom to refuse early.
+"""Forecast: when a waiting request would have its answer. It is promised to nobody, but tells whom to refuse early.
 
-Two measured paces: the line's (tokens of prompts that were computed while somebody waited, whatever held them up: prefill, pages,
-other routers), and a worker's, for the prompt itself.
+    | prompts before it, in line and on workers | its own prompt | its answer |
+      at the line's pace                          at a worker's    as answers have been lately
+
+The line's pace is measured while somebody waits, so that it holds whatever held them up: prefill, pages, other routers.
 """
 
 from __future__ import annotations
@@ -9,42 +11,59 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from common.errors import ResourceExhausted
+from common.errors import DeadlineExceeded, PdserveError, ResourceExhausted
 
 MIN_NOTICE_SECONDS = 1.0
 """A caller whose deadline is nearer is not refused: its own clock tells it soon enough, and the forecast may be wrong."""
+MARGIN = 1.25
+"""Who would be served just in time is as likely to be served just too late, and would have taken the time of others."""
 SHORTEST_RETRY, LONGEST_RETRY = timedelta(seconds=1), timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """tokens_ahead: of prompts before it, in line and on workers; tokens: its own. Paces in tokens per second; None: unknown."""
+    """tokens_ahead: of prompts before it; tokens: its own. Paces in tokens per second; None: unknown. answer: seconds from its
+    first token to its last."""
 
     tokens_ahead: int
     tokens: int
     line_pace: float | None
     worker_pace: float | None
+    answer: float
 
     @property
-    def seconds(self) -> float | None:
-        """Until its first token."""
-        if self.line_pace is None:
-            return None
-        return self.tokens_ahead / self.line_pace + (self.tokens / self.worker_pace if self.worker_pace else 0.0)
+    def wait(self) -> float | None:
+        """Seconds until its turn."""
+        return self.tokens_ahead / self.line_pace if self.line_pace else None
+
+    @property
+    def service(self) -> float:
+        """Seconds from its turn to the end of its answer."""
+        return (self.tokens / self.worker_pace if self.worker_pace else 0.0) + self.answer
 
     @property
     def retry_after(self) -> timedelta:
-        """When it would have been its turn, within bounds; the shortest if that is not known."""
-        wait = timedelta(seconds=min(self.seconds or 0.0, LONGEST_RETRY.total_seconds()))
+        """When it would be its turn, within bounds; the shortest if that is not known."""
+        wait = timedelta(seconds=min(self.wait or 0.0, LONGEST_RETRY.total_seconds()))
         return max(SHORTEST_RETRY, wait)
 
-    def why_too_late(self, time_left: float | None) -> ResourceExhausted | None:
-        """The refusal of a request that will not have its first token in time_left seconds; None if it may."""
-        seconds = self.seconds
-        if seconds is None or time_left is None or time_left < MIN_NOTICE_SECONDS or seconds <= time_left:
+    def why_not_wait(self, time_left: float | None) -> PdserveError | None:
+        """The refusal of a newcomer that will not have its answer in time_left seconds; None if it may."""
+        if self.wait is None or time_left is None or time_left < MIN_NOTICE_SECONDS:
+            return None
+        if (expected := self.wait + self.service) * MARGIN <= time_left:
             return None
         text = (
-            f"its deadline is in {time_left:.1f} s and its first token is expected in {seconds:.1f} s: "
+            f"its deadline is in {time_left:.1f} s and its answer is expected in {expected:.1f} s: "
             f"{self.tokens_ahead} prompt tokens are before it, which take {self.line_pace:.0f} a second"
         )
+        return ResourceExhausted(text, retry_after=self.retry_after, reason="too_late")
+
+    def why_not_go(self, time_left: float | None) -> PdserveError | None:
+        """The refusal of one that has waited, whose turn it is, and that cannot have its answer in time any more."""
+        if time_left is None or self.service <= time_left:
+            return None
+        text = f"after its wait its deadline is in {time_left:.1f} s, and its answer takes {self.service:.1f} s"
+        if time_left < MIN_NOTICE_SECONDS:
+            return DeadlineExceeded(text)
         return ResourceExhausted(text, retry_after=self.retry_after, reason="too_late")

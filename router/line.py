@@ -43,7 +43,7 @@ class Line:
         self._waiters: list[Waiter] = []
         self._levels: dict[int, _Level] = {}
         self.tokens = 0
-        """Of all prompts in line."""
+        """Of all prompts in line that have not begun."""
         self._latest = 0.0
         """No finish tag is later. Where an empty level begins again, so that whoever comes back keeps its place."""
 
@@ -72,7 +72,7 @@ class Line:
             tenant.finish = _finish(start, waiter)
             self._latest = max(self._latest, tenant.finish)
             waiter.place = Place(-waiter.priority, start, waiter.uid)
-        self.tokens += waiter.tokens
+        self.tokens += 0 if waiter.is_begun else waiter.tokens
         tenant.waiting += 1
         level.waiting += 1
         insort(self._waiters, waiter, key=_place)
@@ -83,7 +83,7 @@ class Line:
         del self._waiters[bisect_left(self._waiters, waiter.place, key=_place)]
         level = self._levels[waiter.priority]
         tenant = level.tenants[waiter.tenant]
-        self.tokens -= waiter.tokens
+        self.tokens -= 0 if waiter.is_begun else waiter.tokens
         tenant.waiting -= 1
         level.waiting -= 1
         if goes:
@@ -96,8 +96,9 @@ class Line:
             level.tenants = {name: tenant for name, tenant in level.tenants.items() if tenant.waiting}
 
     def tokens_ahead(self, waiter: Waiter) -> int:
-        """Prompt tokens of those before this one, which is in line."""
-        return sum(other.tokens for other in self._waiters[: bisect_left(self._waiters, waiter.place, key=_place)])
+        """Prompt tokens of those before this one, which is in line, and that have not begun."""
+        before = self._waiters[: bisect_left(self._waiters, waiter.place, key=_place)]
+        return sum(other.tokens for other in before if not other.is_begun)
 
     def displaceable_for(self, priority: int, tenant: str) -> Waiter | None:
         """Whoever should give up its place to a newcomer, because it has less of a right to it: of the lowest priority, of the

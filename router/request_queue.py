@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from common.errors import PdserveError, ResourceExhausted
+from router.answers import Answers
 from router.fleet import Fleet
 from router.forecast import Forecast
 from router.line import Line
@@ -40,7 +41,8 @@ class RequestQueue:
         self._clock = clock
         self._line = Line()
         self._pace = Pace()
-        """Of prompts that were computed while somebody waited."""
+        """Of prompts that were computed while somebody waited, for the first time each: what runs again gets nobody forward."""
+        self._answers = Answers()
         self._is_serving_soon = False
         fleet.registry.listen(self)
 
@@ -59,7 +61,7 @@ class RequestQueue:
         if waiter not in self._line:
             return
         self._note_pace()
-        if (error := self._why_too_late(waiter)) is not None:
+        if not waiter.is_begun and (error := self._forecast(waiter).why_not_wait(self._time_left(waiter))) is not None:
             self._refuse(waiter, error)
             return
         seconds = self._longest_wait.total_seconds()
@@ -88,11 +90,15 @@ class RequestQueue:
         return self._forecast(None).retry_after
 
     def freed(self, tokens: int) -> None:
-        """Work has ended somewhere. tokens: of a prompt that was computed, or 0."""
+        """Work has ended somewhere. tokens: of a prompt that was computed for the first time, else 0."""
         if self._line:
             if tokens:
                 self._note_pace(tokens)
             self._serve_soon()
+
+    def answered(self, *, tokens: int, seconds: float) -> None:
+        """An answer has ended: so many tokens, and so long after its first."""
+        self._answers.note(tokens=tokens, seconds=seconds)
 
     def joined(self, worker: Worker) -> None:
         pass
@@ -119,6 +125,9 @@ class RequestQueue:
         """Everybody whose turn it is goes."""
         self._is_serving_soon = False
         while self._line and (turn := self._next_turn()):
+            if (error := self._why_not_go(turn.waiter)) is not None:
+                self._refuse(turn.waiter, error)
+                continue
             for other in turn.bypassed:
                 other.bypassed += 1
             self._line.remove(turn.waiter, goes=True)
@@ -136,10 +145,14 @@ class RequestQueue:
         self.leave(waiter)
         waiter.refuse(error)
 
-    def _why_too_late(self, waiter: Waiter) -> PdserveError | None:
-        if waiter.is_begun or waiter.deadline is None:
+    def _why_not_go(self, waiter: Waiter) -> PdserveError | None:
+        """Only of those that have waited: where nobody waits nothing is known of load."""
+        if waiter.is_begun or waiter.timer is None:
             return None
-        return self._forecast(waiter).why_too_late(waiter.deadline - self._clock())
+        return self._forecast(waiter).why_not_go(self._time_left(waiter))
+
+    def _time_left(self, waiter: Waiter) -> float | None:
+        return None if waiter.deadline is None else waiter.deadline - self._clock()
 
     def _waited_too_long(self, waiter: Waiter) -> None:
         seconds = self._longest_wait.total_seconds()
@@ -174,4 +187,5 @@ class RequestQueue:
             tokens=waiter.tokens if waiter is not None else 0,
             line_pace=self._pace.rate,
             worker_pace=max(paces, default=None),
+            answer=self._answers.expected_seconds(waiter.output_tokens) if waiter is not None else 0.0,
         )

@@ -23,7 +23,8 @@ class Place(NamedTuple):
 class Waiter:
     """go(pair) or refuse(error) is called once, unless it leaves before.
 
-    tokens: of the prompt. pages: that a decode worker should have available. deadline: time.monotonic() seconds.
+    tokens: of the prompt; output_tokens: at most, of one completion. pages: that a decode worker should have available.
+    deadline: time.monotonic() seconds.
     is_begun: it has had an attempt. place: None until it is in line for the first time.
     bypassed: how many that stood behind it have gone before it.
     timer, search: the RequestQueue's, while it waits; search: while no worker could ever take it.
@@ -34,6 +35,7 @@ class Waiter:
     priority: int
     tenant: str
     tokens: int
+    output_tokens: int
     pages: int
     deadline: float | None
     go: Callable[[Pair], None]

@@ -21,6 +21,7 @@ class Fate:
 def waiter(
     tokens: int = 10,
     *,
+    output_tokens: int = 1,
     tenant: str = "",
     priority: int = 0,
     pages: int = 1,
@@ -46,6 +47,7 @@ def waiter(
         priority=priority,
         tenant=tenant,
         tokens=tokens,
+        output_tokens=output_tokens,
         pages=pages,
         deadline=deadline,
         go=go,

@@ -46,6 +46,9 @@ class OneTurn:
     def freed(self, tokens: int) -> None:
         pass
 
+    def answered(self, *, tokens: int, seconds: float) -> None:
+        pass
+
 
 class NoSessions:
     def __init__(self) -> None:

@@ -1,41 +1,73 @@
-"""When a request would have its turn, and who is told early that it would come too late."""
+"""When a request would have its answer, and who is told early that it would come too late."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from common.errors import DeadlineExceeded, ResourceExhausted
+from router.answers import Answers
 from router.forecast import Forecast
 
 pytestmark = pytest.mark.unit
 
 
-def test_the_wait_is_what_is_ahead_at_the_lines_pace_and_the_prompt_at_a_workers() -> None:
-    assert Forecast(3000, 500, line_pace=1000, worker_pace=250).seconds == 5.0
-    assert Forecast(3000, 500, line_pace=1000, worker_pace=None).seconds == 3.0
-    assert Forecast(3000, 500, line_pace=None, worker_pace=250).seconds is None
+def forecast(tokens_ahead: int, tokens: int = 0, **more: Any) -> Forecast:
+    return Forecast(tokens_ahead, tokens, **({"line_pace": 1000.0, "worker_pace": None, "answer": 0.0} | more))
 
 
-@pytest.mark.parametrize("time_left", [None, 10.0, 3.0, 0.5])
+def test_the_wait_is_what_is_ahead_at_the_lines_pace_and_the_rest_is_prompt_and_answer() -> None:
+    made = forecast(3000, 500, worker_pace=250.0, answer=1.5)
+    assert (made.wait, made.service) == (3.0, 3.5)
+    assert forecast(3000, 500, line_pace=None).wait is None
+
+
+@pytest.mark.parametrize("time_left", [None, 10.0, 5.0, 0.5])
 def test_who_has_time_or_says_no_deadline_or_will_know_soon_anyway_is_not_refused(time_left: float | None) -> None:
-    assert Forecast(3000, 0, line_pace=1000, worker_pace=None).why_too_late(time_left) is None
+    assert forecast(3000, answer=1.0).why_not_wait(time_left) is None
+
+
+def test_just_in_time_is_too_late() -> None:
+    assert isinstance(forecast(3000, answer=1.0).why_not_wait(4.9), ResourceExhausted)
 
 
 def test_who_would_be_served_too_late_is_told_why_and_when_to_try_again() -> None:
-    error = Forecast(30_000, 0, line_pace=1000, worker_pace=None).why_too_late(2.0)
+    error = forecast(30_000, answer=2.0).why_not_wait(20.0)
     assert error is not None and error.retry_after == timedelta(seconds=30)
     assert str(error) == (
-        "its deadline is in 2.0 s and its first token is expected in 30.0 s: "
+        "its deadline is in 20.0 s and its answer is expected in 32.0 s: "
         "30000 prompt tokens are before it, which take 1000 a second"
     )
 
 
+def test_whose_turn_comes_too_late_for_its_answer_does_not_take_the_time_of_others() -> None:
+    made = forecast(500, 100, worker_pace=100.0, answer=2.0)
+    assert made.why_not_go(None) is None and made.why_not_go(3.0) is None
+    late, passed = made.why_not_go(2.9), made.why_not_go(0.9)
+    assert isinstance(late, ResourceExhausted) and late.retry_after == timedelta(seconds=1)
+    assert isinstance(passed, DeadlineExceeded) and "its answer takes 3.0 s" in str(passed)
+
+
 def test_without_a_measured_pace_nobody_is_refused_and_the_hint_is_a_second() -> None:
-    unknown = Forecast(10**9, 10**6, line_pace=None, worker_pace=None)
-    assert unknown.why_too_late(1.5) is None and unknown.retry_after == timedelta(seconds=1)
+    unknown = forecast(10**9, 10**6, line_pace=None)
+    assert unknown.why_not_wait(1.5) is None and unknown.retry_after == timedelta(seconds=1)
 
 
 def test_the_hint_has_bounds() -> None:
-    assert Forecast(10**9, 0, line_pace=1, worker_pace=None).retry_after == timedelta(seconds=60)
-    assert Forecast(10, 0, line_pace=1000, worker_pace=None).retry_after == timedelta(seconds=1)
+    assert forecast(10**9).retry_after == timedelta(seconds=60)
+    assert forecast(10).retry_after == timedelta(seconds=1)
+
+
+def test_answers_are_expected_to_be_like_the_last_ones_and_never_longer_than_asked() -> None:
+    answers = Answers()
+    assert answers.expected_seconds(100) == 0
+    for _ in range(3):
+        answers.note(tokens=11, seconds=5.0)
+    assert answers.expected_seconds(100) == pytest.approx(5.0)
+    assert answers.expected_seconds(5) == pytest.approx(2.0)
+    assert answers.expected_seconds(1) == 0
+    for _ in range(200):
+        answers.note(tokens=1, seconds=0.0)
+    assert answers.expected_seconds(100) == pytest.approx(0, abs=0.01)

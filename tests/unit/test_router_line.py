@@ -132,10 +132,10 @@ def test_a_tenant_is_not_charged_for_what_left_before_its_turn() -> None:
 
 def test_tokens_ahead_are_those_that_go_first() -> None:
     line = Line()
-    add(line, 100), add(line, 50, priority=1)
+    add(line, 100), add(line, 50, priority=1), add(line, 9, is_begun=True)
     mine = add(line, 7)
     add(line, 1000)
-    assert line.tokens_ahead(mine) == 150
+    assert (line.tokens_ahead(mine), line.tokens) == (150, 1157)
 
 
 def test_names_of_tenants_that_have_gone_are_forgotten() -> None:

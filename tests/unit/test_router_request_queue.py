@@ -180,21 +180,45 @@ async def test_a_request_that_cannot_meet_its_deadline_is_refused_once_the_pace_
     assert waits.error is None, "nothing was measured yet"
     clock.now = 2.0
     queue.freed(400)  # 200 a second.
-    late, refused = waiter(10, deadline=10.0)
+    late, refused = waiter(10, deadline=14.0)
     queue.enter(late)
     assert isinstance(refused.error, ResourceExhausted) and "expected in 10.0 s" in str(refused.error)
     assert queue.retry_after() == timedelta(seconds=10)
-    again, kept = waiter(10, deadline=10.0, is_begun=True)
+    again, kept = waiter(10, deadline=14.0, is_begun=True)
     queue.enter(again)
     assert kept.error is None, "what has begun is not given up on a guess"
     soon, short = waiter(10, deadline=2.5)
     queue.enter(soon)
     assert short.error is None
-    (urgent, first) = waiter(10, deadline=8.0, priority=1)
+    (urgent, first) = waiter(10, deadline=9.0, priority=1)
     queue.enter(urgent)
     assert first.error is None, "only what goes before it counts"
+    queue.answered(tokens=11, seconds=5.0)
+    (talkative, second) = waiter(10, deadline=9.0, priority=1, output_tokens=20)
+    queue.enter(talkative)
+    assert second.error is not None, "and its answer, which will take as long as others took"
     for made in (unknown, again, soon, urgent):
         queue.leave(made)
+
+
+async def test_whose_turn_comes_too_late_is_refused_and_the_next_one_goes() -> None:
+    clock = Clock()
+    p = worker("p", "prefill", queued_tokens=100)
+    queue = queue_of(Workers(p, worker("d", "decode")), clock=clock)
+    queue.answered(tokens=11, seconds=5.0)
+    (late, refused), (begun, goes), (other, goes_too) = (
+        waiter(deadline=7.0, output_tokens=20),
+        waiter(deadline=7.0, output_tokens=20, is_begun=True),
+        waiter(deadline=7.0, output_tokens=2),
+    )
+    for made in (late, begun, other):
+        queue.enter(made)
+    clock.now = 4.0
+    p.report(WorkerLoad())
+    queue.reported()
+    await asyncio.sleep(0)
+    assert isinstance(refused.error, ResourceExhausted) and goes.went is not None and goes_too.went is not None
+    assert late.timer is None
 
 
 async def test_a_retry_gets_in_line_after_its_delay_unless_it_has_left() -> None:
