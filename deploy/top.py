@@ -27,8 +27,11 @@ from common.rpc.tls import TlsFiles
 from common.rpc.tokens import TokenFile
 
 CALL_SECONDS = 5.0
-PLAIN_WIDTH = 160
+PLAIN_WIDTH = 240
 """Columns of a table that goes to a file or a script."""
+LOAD_COLUMNS = ("running", "waiting", "tokens", "ours")
+PAGE_COLUMNS = ("free", "held", "cached", "quarantined", "of pages")
+ATTEMPT_COLUMNS = ("failed", "of attempts")
 STATE_STYLES = {"ready": "green", "draining": "yellow"}
 
 
@@ -67,21 +70,10 @@ def _workers(workers: list[pb.Worker]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("worker", "role", "device", "state", "seen"):
         table.add_column(name, no_wrap=True)
-    numbers = (
-        "running",
-        "waiting",
-        "tokens",
-        "ours",
-        "free",
-        "held",
-        "cached",
-        "quarantined",
-        "of pages",
-        "failed",
-        "of attempts",
-    )
-    for name in numbers:
+    for name in (*LOAD_COLUMNS, *PAGE_COLUMNS, *ATTEMPT_COLUMNS):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("circuit", no_wrap=True)
+    table.add_column("trouble", overflow="ellipsis", no_wrap=True)
     for worker in sorted(workers, key=lambda worker: (worker.role != "prefill", worker.id)):
         table.add_row(*_row(worker))
     if not workers:
@@ -90,8 +82,6 @@ def _workers(workers: list[pb.Worker]) -> Table:
 
 
 def _row(worker: pb.Worker) -> list[str | Text]:
-    says_so = worker.has_session or worker.state in ("unreachable", "left", "lost")
-    state = worker.state if says_so else f"{worker.state}, no session"
     counts = (
         *(worker.free_pages, worker.held_pages, worker.cached_pages, worker.quarantined_pages, worker.total_pages),
         *(worker.attempts_failed, worker.attempts),
@@ -100,10 +90,12 @@ def _row(worker: pb.Worker) -> list[str | Text]:
         worker.id,
         f"{worker.role}+prefill" if worker.local_prefill else worker.role,
         worker.device,
-        Text(state, style=STATE_STYLES.get(state, "red")),
+        Text(worker.state, style=STATE_STYLES.get(worker.state, "red")),
         _span(worker.last_report_ms),
         f"{worker.running}/{worker.max_running}",
         *map(str, (worker.waiting, worker.queued_tokens, worker.in_flight, *counts)),
+        Text(worker.circuit, style="" if worker.circuit == "closed" else "red"),
+        worker.trouble,
     ]
 
 
