@@ -23,6 +23,7 @@ from common.core import Batch, Req, SamplingParams
 from common.engine.cuda import kernels
 from common.engine.cuda.attention import CudaMetadata
 from common.engine.cuda.capture import capture, uncollected
+from common.engine.cuda.linear_plans import fastest_blas
 from common.engine.cuda.page_table import CudaPageTable
 from common.engine.cuda.results import SampledTokens, fetch
 from common.engine.cuda.runner import CudaRunner
@@ -139,7 +140,8 @@ class GraphRunner:
     def _capture_size(self, size: int, pool: Any) -> None:
         self._plan([self._dummy] * size)
         logits: list[torch.Tensor] = []
-        self._layers[size] = _captured(partial(self._forward, size, logits), pool)
+        with fastest_blas(size):
+            self._layers[size] = _captured(partial(self._forward, size, logits), pool)
         for level in Level:
             self._sampling[size, level] = _captured(partial(self._sample, size, level, logits), pool)
 

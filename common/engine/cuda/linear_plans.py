@@ -4,6 +4,9 @@ beats cuBLAS with the small kernels around it. docs/performance.md has the figur
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from common.engine.cuda.small_linear import Plan
@@ -12,6 +15,21 @@ PLANNED_TOKENS = 16
 """Products of more tokens are cuBLAS's."""
 SMALL_ELEMENTS = 8 << 20
 """Of a weight that is read in a few microseconds: the launches around it count as much."""
+
+
+LT_TOKENS = range(17, 65)
+
+
+@contextmanager
+def fastest_blas(tokens: int) -> Iterator[None]:
+    """Inside the block, products that small_linear leaves to a library are cuBLASLt's where that was faster, else cuBLAS's. What
+    is captured inside stays so."""
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt" if tokens in LT_TOKENS else "cublas")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 def best_plan(tokens: int, weight: torch.Tensor, *, gated: bool = False, folded: bool = False) -> Plan | None:
