@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 import tempfile
 from functools import partial
@@ -45,6 +46,7 @@ async def measure(args: argparse.Namespace, policy: str, trace: TraceName, folde
     address = f"127.0.0.1:{free_port()}"
     model = make_model(folder / "model")
     flags = ["--model", str(model), "--listen", address, "--policy", policy, "--max-queue", "20000", "--max-in-flight", "20000"]
+    flags += args.router_args
     router = Process("router", [*flags, "--log-level", "info"], log=folder / f"router-{policy}-{trace}.log")
     plan = Plan(
         model=model,
@@ -54,6 +56,7 @@ async def measure(args: argparse.Namespace, policy: str, trace: TraceName, folde
         processes=args.processes,
         time_scale=args.time_scale,
         seed=args.seed,
+        decode_args=args.decode_args,
         arguments=() if args.sim_profile is None else ("--sim-profile", str(args.sim_profile)),
     )
     questions = Traffic(trace, rate=args.rate, seconds=args.seconds, seed=args.seed).questions()
@@ -129,6 +132,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="simulated, the first third unmeasured (default: 2)")
     parser.add_argument("--time-scale", type=float, default=0.05, help="simulated seconds per second (default: 0.05)")
     parser.add_argument("--sim-profile", type=Path, default=None, help="see docs/simulator.md (default: one H200, Llama-3-8B)")
+    parser.add_argument("--router-args", type=shlex.split, default=[], metavar="'ARGS'", help="more options of the router")
+    parser.add_argument("--decode-args", type=shlex.split, default=[], metavar="'ARGS'", help="and of the decode workers")
     parser.add_argument(
         "--slo", type=Slo.parse, action="append", help="what a good request keeps (default: ttft 400 ms, mean gap 12 ms)"
     )
