@@ -100,8 +100,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a scenario came to. pauses: seconds from the kill to the next event of each request that was under way, rising.
-    longest_pause: of any request, at any time."""
+    """What a scenario came to. pauses: seconds from the kill to the next event of each request that was under way and ended well,
+    rising. longest_pause: of any request that did, at any time. recovery: seconds from the kill until they all had gone on and a
+    request sent after it had its first token."""
 
     name: str
     requests: int
@@ -110,35 +111,33 @@ class Outcome:
     retried: int
     pauses: list[float]
     longest_pause: float
+    recovery: float
 
     @classmethod
     def of(cls, name: str, timelines: Sequence[Timeline], *, killed: float, model: Path) -> Outcome:
         ended = [timeline for timeline in timelines if not timeline.error]
-        pauses = [pause for timeline in ended if (pause := timeline.pause_over(killed)) is not None]
+        pauses = sorted(pause for timeline in ended if (pause := timeline.pause_over(killed)) is not None)
+        first_after = min(timeline.times[1] - killed for timeline in ended if timeline.times[0] > killed)
         return cls(
             name,
             len(timelines),
             [timeline.error for timeline in timelines if timeline.error],
             sum(not timeline.is_right(model) for timeline in ended),
             sum(timeline.attempts > 1 for timeline in timelines),
-            sorted(pauses),
+            pauses,
             max(timeline.longest_pause for timeline in ended),
+            max(first_after, *pauses, 0.0),
         )
 
-    @property
-    def recovery(self) -> float:
-        """Until the last of them went on."""
-        return self.pauses[-1] if self.pauses else 0.0
-
     def row(self) -> str:
-        p50, p99 = (percentile(self.pauses, percent) for percent in (50, 99))
+        p50, p99 = (f"{percentile(self.pauses, percent):.2f} s" if self.pauses else "-" for percent in (50, 99))
         return (
             f"| {self.name} | {self.requests} | {len(self.failed)} | {self.wrong} | {self.retried} | {len(self.pauses)} "
-            f"| {p50:.2f} s | {p99:.2f} s | {self.longest_pause:.2f} s | {self.recovery:.2f} s |"
+            f"| {p50} | {p99} | {self.longest_pause:.2f} s | {self.recovery:.2f} s |"
         )
 
 
 HEAD = (
-    "| killed | requests | failed | wrong | retried | under way | pause p50 | pause p99 | longest pause | recovery |\n"
+    "| killed | requests | failed | wrong | retried | went on | pause p50 | pause p99 | longest pause | recovery |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
 )

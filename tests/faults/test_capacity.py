@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helpers import reference
 from tests.helpers.client import Client, first_event, request
@@ -181,26 +182,32 @@ async def gaps(client: Client) -> float:
     return sum(times) / len(times)
 
 
-async def test_cap_09_a_heavy_request_does_not_stop_health_or_streams(cluster: Cluster, client: Client) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    health: Any = health_pb2_grpc.HealthStub(client.channel)
+async def test_cap_09_heavy_requests_stop_neither_health_nor_streams_nor_reports(cluster: Cluster, client: Client) -> None:
+    """A text of 2 MB for the router's tokenizer, and the longest prompts for the prefill worker's engine."""
+    before = [process.output for process in cluster.processes]
+    addresses = [cluster.address, *(worker.address for worker in (await client.workers()).values())]
+    channels = [grpc.aio.insecure_channel(address) for address in addresses]
+    stubs: list[Any] = [health_pb2_grpc.HealthStub(channel) for channel in channels]
 
     async def slowest_check() -> float:
-        streams = [
-            asyncio.ensure_future(client.generate(prompt(5, seed=i), sampling={"max_tokens": 300, "ignore_eos": True}))
-            for i in range(4)
-        ]
+        sampling = {"max_tokens": 300, "ignore_eos": True}
+        streams = [asyncio.ensure_future(client.generate(prompt(5, seed=i), sampling=sampling)) for i in range(4)]
+        longest = [asyncio.ensure_future(client.generate(prompt(1023, seed=i), sampling={"max_tokens": 1})) for i in range(10)]
         heavy = asyncio.ensure_future(client.refusal("hello world " * 170_000))
         slowest = 0.0
-        while not heavy.done():
+        while not (heavy.done() and all(call.done() for call in longest)):
             began = time.monotonic()
-            await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            for check in [stub.Check(health_pb2.HealthCheckRequest(), timeout=5) for stub in stubs]:
+                assert (await check).status == health_pb2.HealthCheckResponse.SERVING
             slowest = max(slowest, time.monotonic() - began)
             await asyncio.sleep(0.05)
         assert heavy.result()[0] is grpc.StatusCode.OUT_OF_RANGE
-        await asyncio.gather(*streams)
+        assert all(len(answer.ids) == 300 for answer in await asyncio.gather(*streams))
+        await asyncio.gather(*longest)
         return slowest
 
     await once_below(0.2, slowest_check)
-    assert len(await client.workers()) == 2
+    for channel in channels:
+        await channel.close(None)
+    for process, earlier in zip(cluster.processes, before, strict=True):
+        assert "lost" not in process.output[len(earlier) :] and "registered" not in process.output[len(earlier) :]

@@ -162,7 +162,7 @@ async def test_flt_06_requests_never_wait_for_workers_that_come_and_go(
             began = time.monotonic()
             await chaos.during(loops(client, finished))
             print(f"{dict(chaos.done)}: {sum(finished)} finished, the slowest took {slowest:.1f} s")
-            assert chaos.done.total() >= seconds / pause / 3
+            assert chaos.done.total() >= 3
             assert not failed
             assert slowest < 10 and min(finished) > 0, "somebody was forgotten"
             await eventually(lambda: are_ready(client, 6), within=15)
