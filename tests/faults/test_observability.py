@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.faults.test_cancellation import outcome
 from tests.helpers import reference
 from tests.helpers.client import Client
@@ -127,7 +128,7 @@ async def test_obs_01_gauges_return_to_zero_after_everything_was_aborted(metered
 
 
 async def odd_orders(client: Client) -> None:
-    """Cancel before start, duplicate ids, retraction, outputs of one token, refusals, deadlines that pass at once."""
+    """Cancel before start, duplicate ids, retraction, outputs of one token and of none, refusals, deadlines that pass at once."""
     long = {"max_tokens": 150, "ignore_eos": True}
     for number in range(5):
         client.call(prompt(30, seed=number), sampling=long).cancel()
@@ -138,6 +139,10 @@ async def odd_orders(client: Client) -> None:
     assert {await outcome(call) for call in crowd} == {grpc.StatusCode.OK}
     for number in range(10):
         await client.generate(prompt(10, seed=number), sampling={"max_tokens": 1})
+        aborted = client.call(prompt(200, seed=number), request_id=f"abort-{number}", sampling=long)
+        await client.stub.Abort(pb.AbortRequest(request_id=f"abort-{number}"), timeout=5)
+        await client.stub.Abort(pb.AbortRequest(request_id=f"abort-{number}"), timeout=5)
+        aborted.cancel()
         await client.refusal(prompt(300), sampling={"max_tokens": 1})
         await outcome(client.call(prompt(10), timeout=0.002, sampling=long))
 
