@@ -22,7 +22,7 @@ from common.handoff.page_sender import Sent
 from common.handoff.shm_sender import ShmSender
 
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
-"""The loop's timers count in milliseconds; less than half of one is no wait."""
+"""The loop's timers count in milliseconds; less than half of one would be no wait."""
 
 
 class SimLink:
@@ -53,8 +53,8 @@ class SimLink:
 
 
 class SimTransfers:
-    """How a prefill worker's simulated transfers go. base_seconds, page_seconds: of the wall clock. failing: the share of them
-    that breaks, for fault injection."""
+    """How a prefill worker's simulated transfers go. base_seconds, page_seconds: of the wall clock, as they are now. failing: the
+    share of them that breaks, for fault injection."""
 
     def __init__(self, *, base_seconds: Callable[[], float], page_seconds: Callable[[], float], seed: int = 0) -> None:
         self.base_seconds = base_seconds
@@ -66,7 +66,7 @@ class SimTransfers:
 
 
 class SimSender:
-    """A PageSender."""
+    """A PageSender. One page after the other, and base_seconds with the last."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class SimSender:
         verify: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """page_ids: the receiver's. read_page: the tag of one of ours. deadline: of the lease, in clock seconds."""
+        """link: its write() is all that is used. page_ids: the receiver's. read_page: the tag of one of ours. deadline: of the
+        lease, in clock seconds."""
         self._link = link
         self._transfers = transfers
         self._page_ids = page_ids
@@ -89,6 +90,7 @@ class SimSender:
         self._clock = clock
         self._ready: deque[tuple[int, int]] = deque()
         self._wake = asyncio.Event()
+        self._owed_seconds = 0.0
 
     def put(self, page_index: int, page_id: int) -> None:
         self._ready.append((page_index, page_id))
@@ -103,7 +105,7 @@ class SimSender:
                 raise Unavailable("the simulated transfer broke: fault injection")
             page_index, page_id = await self._next()
             tag = self._read_page(page_id)
-            await _sleep(self._transfers.page_seconds() + (self._is_last(count) * self._transfers.base_seconds()))
+            await self._spend(self._transfers.page_seconds() + (self._is_last(count) * self._transfers.base_seconds()))
             if self._clock() >= self._deadline():
                 raise Unavailable("the decode worker's lease ran out during the simulated transfer")
             self._link.write(self._page_ids[page_index], tag)
@@ -118,13 +120,15 @@ class SimSender:
     def _is_last(self, count: int) -> bool:
         return count == len(self._page_ids) - 1
 
+    async def _spend(self, seconds: float) -> None:
+        """Sleeps once there is enough to sleep for: many short pages take what they take together."""
+        self._owed_seconds += seconds
+        if self._owed_seconds >= SHORTEST_SLEEP_SECONDS:
+            owed, self._owed_seconds = self._owed_seconds, 0.0
+            await asyncio.sleep(owed)
+
     async def _next(self) -> tuple[int, int]:
         while not self._ready:
             self._wake.clear()
             await self._wake.wait()
         return self._ready.popleft()
-
-
-async def _sleep(seconds: float) -> None:
-    if seconds >= SHORTEST_SLEEP_SECONDS:
-        await asyncio.sleep(seconds)
