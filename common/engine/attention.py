@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from common.core import Batch, Context, Req
 from common.engine.chunk_attention import attend_chunk, block_mask
+from common.engine.layers import Unnormed
 from common.engine.rotary import AttentionHeads, RotaryRows
 
 GROUP_BYTES = 4 << 20
@@ -28,12 +29,14 @@ class AttentionBackend(Protocol):
     def prepare_metadata(self, batch: Batch) -> None:
         """Fills batch.attn_metadata. batch.out_loc and the requests' page table rows are in place."""
 
-    def forward(self, qkv: torch.Tensor, heads: AttentionHeads, layer: int, batch: Batch) -> torch.Tensor:
+    def forward(
+        self, qkv: torch.Tensor, heads: AttentionHeads, layer: int, batch: Batch, unnormed: Unnormed | None = None
+    ) -> torch.Tensor:
         """Norms (where heads has norms) and rotates q and k by batch.positions, stores k and v at batch.out_loc, then attends
         from each token to its request's tokens up to itself.
 
-        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], as the projection made it. Returns
-        [tokens, num_heads * head_dim]."""
+        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], as the projection made it; with unnormed, which only the same
+        device's Ops make, it is divided first. Returns [tokens, num_heads * head_dim]."""
 
 
 @dataclass
@@ -155,9 +158,11 @@ class TorchAttention:
 
     # Once per layer.
 
-    def forward(self, qkv: torch.Tensor, heads: AttentionHeads, layer: int, batch: Batch) -> torch.Tensor:
+    def forward(
+        self, qkv: torch.Tensor, heads: AttentionHeads, layer: int, batch: Batch, unnormed: Unnormed | None = None
+    ) -> torch.Tensor:
         metadata = batch.attn_metadata
-        assert isinstance(metadata, TorchMetadata)
+        assert isinstance(metadata, TorchMetadata) and unnormed is None
         if metadata.rotations is None:
             metadata.rotations = heads.rotary.rows(batch.positions)
         q, k, v = heads.split(qkv, metadata.rotations)

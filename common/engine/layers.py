@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -95,6 +95,20 @@ class Block(Protocol):
         """[tokens, in] -> [tokens, out], in a new tensor."""
 
 
+class Unnormed(NamedTuple):
+    """What a product was made of, x: [tokens, in], while it wants rms_norm(x): its rows are to be divided by the roots of x's."""
+
+    x: torch.Tensor
+    eps: float
+
+
+class NormedBlock(Block, Protocol):
+    """norm(x) W^T + b."""
+
+    def forward_late(self, x: torch.Tensor) -> tuple[torch.Tensor, Unnormed | None]:
+        """forward(x), or what becomes it when its taker has divided by the roots of the Unnormed."""
+
+
 class NormedLinear:
     """A Linear of the normed input."""
 
@@ -104,6 +118,9 @@ class NormedLinear:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._linear.forward(self._norm.forward(x))
+
+    def forward_late(self, x: torch.Tensor) -> tuple[torch.Tensor, Unnormed | None]:
+        return self.forward(x), None
 
 
 class Gated:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from common.engine.layers import Block, Gated, Linear, NormedLinear, RMSNorm, make_linear
+from common.engine.layers import Block, Gated, Linear, NormedBlock, NormedLinear, RMSNorm, make_linear
 
 
 class Ops(Protocol):
@@ -23,7 +23,7 @@ class Ops(Protocol):
         norm: torch.Tensor,
         eps: float,
         shared: bool = False,
-    ) -> Block:
+    ) -> NormedBlock:
         """norm(x) W^T + b: [tokens, in] -> [tokens, out]. shared: weight is also somebody else's and stays as it is; the others'
         are the block's own."""
 
@@ -48,7 +48,7 @@ class CpuOps:
         norm: torch.Tensor,
         eps: float,
         shared: bool = False,
-    ) -> Block:
+    ) -> NormedBlock:
         return NormedLinear(make_linear(weight, bias), RMSNorm(norm, eps))
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:

@@ -15,6 +15,7 @@ from common.core import Batch
 from common.engine.cuda import kernels
 from common.engine.cuda.attention_kernels import DecodeKernel, PrefillKernel
 from common.engine.kv_pool import KVPool
+from common.engine.layers import Unnormed
 from common.engine.rotary import AttentionHeads
 
 
@@ -52,7 +53,9 @@ class CudaAttention:
     def prepare_metadata(self, batch: Batch) -> None:
         """Nothing: see the class."""
 
-    def forward(self, qkv: torch.Tensor, heads: AttentionHeads, layer: int, batch: Batch) -> torch.Tensor:
+    def forward(
+        self, qkv: torch.Tensor, heads: AttentionHeads, layer: int, batch: Batch, unnormed: Unnormed | None = None
+    ) -> torch.Tensor:
         """qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [tokens, num_heads * head_dim]."""
         metadata = batch.attn_metadata
         assert isinstance(metadata, CudaMetadata)
@@ -69,6 +72,7 @@ class CudaAttention:
             layer=layer,
             out_loc=batch.out_loc,
             peer_addr=metadata.peer_addr,
+            unnormed=unnormed,
         )
         out = torch.empty_like(q)
         k, v = self._pool.k(layer), self._pool.v(layer)

@@ -14,12 +14,15 @@ from common.engine.cuda.jit.elementwise import rms_norm_kernel, silu_and_mul_ker
 from common.engine.cuda.jit.rope_store import qk_norm_rope_store_kernel
 from common.engine.cuda.jit.step import advance_kernel, gather_step_kernel, scatter_updates_kernel
 from common.engine.cuda.launch import ceil_div, is_power_of_2, launch_options, power_of_2_from, warps_for
+from common.engine.layers import Unnormed
 
 MAX_NORM_WIDTH = 16384
 MANY_TOKENS = 1024
 """From here on qk_norm_rope_store takes several tokens per program: there are programs enough, so make fewer and larger ones."""
 TOKENS_PER_PROGRAM = 4
 HEADS_PER_PROGRAM = 8
+SHARE = 4
+"""A thread takes so many times more values of an un-normed row than of others: they are only squared."""
 SILU_BLOCK = 1024
 TABLE_BLOCK = 256
 UPDATES_PER_PROGRAM = 8
@@ -43,15 +46,13 @@ def rms_norm(
 
 
 def silu_and_mul(
-    gate_up: torch.Tensor, out: torch.Tensor, *, source: torch.Tensor | None = None, eps: float = 0.0, pdl: bool | None = None
+    gate_up: torch.Tensor, out: torch.Tensor, *, unnormed: Unnormed | None = None, pdl: bool | None = None
 ) -> torch.Tensor:
     """out = silu(gate) * up, in float32 inside. gate_up: [tokens, 2 * inner], gate first; out: [tokens, inner]. Returns out.
 
-    source: [tokens, width], of which gate_up is a linear function that wants rms_norm(source): gate and up are divided by its
-    root here. Each program reads a whole row of it, so it is for few tokens."""
+    unnormed: gate and up are divided by its root. Each program reads a whole row of it, so it is for few tokens."""
     tokens, inner = out.shape
-    width, stride = (0, 0) if source is None else (source.shape[1], source.stride(0))
-    assert source is None or (source.stride(1) == 1 and len(source) == tokens)
+    source, eps, stride, width = _source(unnormed, tokens)
     assert gate_up.stride(1) == out.stride(1) == 1 and gate_up.shape[1] == 2 * inner
     block = min(SILU_BLOCK, power_of_2_from(inner))
     silu_and_mul_kernel[(tokens * ceil_div(inner, block),)](
@@ -74,6 +75,7 @@ def qk_norm_rope_store(
     layer: int,
     out_loc: torch.Tensor,
     peer_addr: torch.Tensor | None = None,
+    unnormed: Unnormed | None = None,
     pdl: bool | None = None,
 ) -> None:
     """Norm and rotation of the q and k heads; q to q_out, k and v to their places in the pool, in float32 until they are written.
@@ -85,6 +87,7 @@ def qk_norm_rope_store(
     out_loc: [tokens] int, page * page_size + offset; negative: this pool doesn't get the token.
     peer_addr: [tokens] int64, where in a pool of the same geometry (but for its number of pages) the token's layer-0 K belongs:
     an address as mapped in this process, 16-byte aligned; 0: no peer gets the token.
+    unnormed: qkv is divided by its root first; for fewer than MANY_TOKENS.
     head_dim and page_size are powers of two, head_dim >= 32.
     """
     tokens, heads, head_dim = q_out.shape
@@ -94,12 +97,23 @@ def qk_norm_rope_store(
     token_block = TOKENS_PER_PROGRAM if tokens >= MANY_TOKENS else 1
     head_block = min(HEADS_PER_PROGRAM, power_of_2_from(kv_heads))
     groups = ceil_div(heads, head_block) + 2 * ceil_div(kv_heads, head_block)
+    source, source_eps, source_stride, width = _source(unnormed, tokens)
+    warps = max(warps_for(token_block * head_block * head_dim // 2), warps_for(power_of_2_from(max(width, 1)) // SHARE))
     qk_norm_rope_store_kernel[(ceil_div(tokens, token_block) * groups,)](
-        qkv, q_out, positions, cos_sin, q_weight, k_weight, pool, out_loc, peer_addr,
-        tokens, qkv.stride(0), q_out.stride(0), pool.stride(0), layer, eps,
-        HQ=heads, HKV=kv_heads, D=head_dim, PAGE_SIZE=page_size, TB=token_block, HB=head_block,
-        **launch_options(warps_for(token_block * head_block * head_dim // 2), pdl=pdl),
+        qkv, q_out, positions, cos_sin, q_weight, k_weight, pool, out_loc, peer_addr, source,
+        tokens, qkv.stride(0), q_out.stride(0), pool.stride(0), layer, eps, source_stride, source_eps,
+        WIDTH=width, WIDTH_BLOCK=power_of_2_from(max(width, 1)), HQ=heads, HKV=kv_heads, D=head_dim, PAGE_SIZE=page_size,
+        TB=token_block, HB=head_block, **launch_options(warps, pdl=pdl),
     )  # fmt: skip
+
+
+def _source(unnormed: Unnormed | None, tokens: int) -> tuple[torch.Tensor | None, float, int, int]:
+    """What kernels that divide take: x, eps, x's stride and width."""
+    if unnormed is None:
+        return None, 0.0, 0, 0
+    x, eps = unnormed
+    assert x.stride(1) == 1 and len(x) == tokens and x.shape[1] <= MAX_NORM_WIDTH
+    return x, eps, x.stride(0), x.shape[1]
 
 
 def gather_step(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.nn.functional as F
 
 from common.engine.cuda import kernels
 from common.engine.cuda.linear_plans import best_plan
-from common.engine.cuda.small_linear import Workspace, small_linear
-from common.engine.layers import Block, Linear
+from common.engine.cuda.small_linear import Plan, Workspace, small_linear
+from common.engine.layers import Block, Linear, NormedBlock, Unnormed
 
 FOLD_ROWS = 4096
 """Of a weight, in float32 at a time."""
 LATE_TOKENS = 128
 """Up to so many, gate and up are computed of x as it is, and SiLU's kernel divides them by the root: a kernel less."""
+LATE_QKV = "PDSERVE_LATE_QKV"
+"""In the environment: "1" does the same with q, k and v, to be measured (docs/performance.md)."""
 
 
 class CudaOps:
@@ -22,6 +26,7 @@ class CudaOps:
 
     def __init__(self) -> None:
         self._workspaces: dict[torch.device, Workspace] = {}
+        self._late_qkv_tokens = LATE_TOKENS if os.environ.get(LATE_QKV) == "1" else 0
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return CudaLinear(weight, bias, self._workspace(weight.device))
@@ -34,11 +39,15 @@ class CudaOps:
         norm: torch.Tensor,
         eps: float,
         shared: bool = False,
-    ) -> Block:
-        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), folded=not shared)
+    ) -> NormedBlock:
+        return CudaNormedLinear(
+            weight, bias, norm, eps, self._workspace(weight.device), folded=not shared, late_tokens=self._late_qkv_tokens
+        )
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
-        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), folded=True, gated=True)
+        return CudaNormedLinear(
+            weight, bias, norm, eps, self._workspace(weight.device), folded=True, late_tokens=LATE_TOKENS, gated=True
+        )
 
     def rotary_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -89,38 +98,56 @@ class CudaNormedLinear:
         workspace: Workspace,
         *,
         folded: bool,
+        late_tokens: int,
         gated: bool = False,
     ) -> None:
-        """folded: norm is multiplied into weight, in place."""
+        """folded: norm is multiplied into weight, in place. late_tokens: up to so many, where that can be, the product is of x as
+        it is, and its taker divides it by the root."""
         if folded:
             fold_norm(weight, norm)
         self._weight, self._bias, self._eps = weight, bias, eps
         self._norm = None if folded else norm
         # Not in float16, which holds no more than 65504; a bias is not to be divided.
-        can_be_late = gated and folded and bias is None and weight.dtype == torch.bfloat16
-        self._late_tokens = LATE_TOKENS if can_be_late else 0
+        self._late_tokens = late_tokens if folded and bias is None and weight.dtype == torch.bfloat16 else 0
         self._workspace = workspace
         self._gated = gated
-        self._out_size = len(weight) // 2 if gated else len(weight)
+        self._columns = len(weight) // 2 if gated else len(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty(len(x), self._out_size)
-        plan = best_plan(len(x), self._weight, gated=self._gated, folded=self._norm is None)
-        if plan is not None and self._bias is None:
-            return small_linear(
-                x,
-                self._weight,
-                out,
-                norm=True,
-                norm_weight=self._norm,
-                eps=self._eps,
-                gated=self._gated,
-                workspace=self._workspace,
-                plan=plan,
-            )
-        if len(x) <= self._late_tokens:
-            return kernels.silu_and_mul(F.linear(x, self._weight), out, source=x, eps=self._eps)
-        normed = kernels.rms_norm(x, self._norm, eps=self._eps, out=torch.empty_like(x))
+        if (plan := self._plan(x)) is not None:
+            return self._small_product(x, plan)
         if not self._gated:
-            return F.linear(normed, self._weight, self._bias)
-        return kernels.silu_and_mul(F.linear(normed, self._weight, self._bias), out)
+            return self._normed_product(x)
+        product, unnormed = self._late_product(x)
+        return kernels.silu_and_mul(product, x.new_empty(len(x), self._columns), unnormed=unnormed)
+
+    def forward_late(self, x: torch.Tensor) -> tuple[torch.Tensor, Unnormed | None]:
+        """Not of a gated one."""
+        return self._late_product(x) if self._plan(x) is None else (self.forward(x), None)
+
+    def _plan(self, x: torch.Tensor) -> Plan | None:
+        if self._bias is not None:
+            return None
+        return best_plan(len(x), self._weight, gated=self._gated, folded=self._norm is None)
+
+    def _small_product(self, x: torch.Tensor, plan: Plan) -> torch.Tensor:
+        return small_linear(
+            x,
+            self._weight,
+            x.new_empty(len(x), self._columns),
+            norm=True,
+            norm_weight=self._norm,
+            eps=self._eps,
+            gated=self._gated,
+            workspace=self._workspace,
+            plan=plan,
+        )
+
+    def _normed_product(self, x: torch.Tensor) -> torch.Tensor:
+        normed = kernels.rms_norm(x, self._norm, eps=self._eps, out=torch.empty_like(x))
+        return F.linear(normed, self._weight, self._bias)
+
+    def _late_product(self, x: torch.Tensor) -> tuple[torch.Tensor, Unnormed | None]:
+        if len(x) > self._late_tokens:
+            return self._normed_product(x), None
+        return F.linear(x, self._weight), Unnormed(x, self._eps)

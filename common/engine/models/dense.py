@@ -103,7 +103,8 @@ class Attention:
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, hidden_size], before the layer's norm -> [tokens, num_heads * head_dim], before the output projection."""
         ctx = get_global_ctx()
-        return ctx.attn_backend.forward(self._qkv.forward(x), self._heads, self._index, ctx.batch)
+        qkv, unnormed = self._qkv.forward_late(x)
+        return ctx.attn_backend.forward(qkv, self._heads, self._index, ctx.batch, unnormed)
 
     def project(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual + attended times the output projection: [tokens, hidden_size]. residual may be overwritten."""

@@ -39,6 +39,13 @@ def inverse_rms(values, eps, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def inverse_root(x, row, stride, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """inverse_rms of this row of x, which is read whole."""
+    at = tl.arange(0, BLOCK)
+    return inverse_rms(tl.load(x + row * stride + at, mask=at < WIDTH, other=0.0).to(tl.float32), eps, WIDTH)
+
+
+@triton.jit
 def silu(x):
     return x / (1.0 + tl.exp(-x))
 
@@ -58,9 +65,7 @@ def silu_and_mul_kernel(
     gate = tl.load(gate_up + row * gate_up_stride + cols, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * gate_up_stride + INNER + cols, mask=mask, other=0.0).to(tl.float32)
     if source is not None:
-        at = tl.arange(0, WIDTH_BLOCK)
-        values = tl.load(source + row * source_stride + at, mask=at < WIDTH, other=0.0).to(tl.float32)
-        scale = inverse_rms(values, eps, WIDTH)
+        scale = inverse_root(source, row, source_stride, eps, WIDTH, WIDTH_BLOCK)
         gate *= scale
         up *= scale
     tl.store(out + row * out_stride + cols, (silu(gate) * up).to(out.dtype.element_ty), mask=mask)

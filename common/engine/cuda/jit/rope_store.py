@@ -9,7 +9,7 @@ rotation (NeoX style: Su et al., RoFormer, in GPT-NeoX's order of pairs) mixes e
 import triton
 import triton.language as tl
 
-from common.engine.cuda.jit.elementwise import begin
+from common.engine.cuda.jit.elementwise import begin, inverse_root
 
 
 @triton.jit
@@ -17,6 +17,16 @@ def load_halves(rows, cols, mask, D: tl.constexpr):
     """rows: [R] pointers to heads -> two tiles [R, D / 2]."""
     low = rows[:, None] + cols[None, :]
     return tl.load(low, mask=mask[:, None], other=0.0), tl.load(low + D // 2, mask=mask[:, None], other=0.0)
+
+
+@triton.jit
+def load_heads(rows, cols, mask, scale, D: tl.constexpr):
+    """As load_halves; times scale, if there is one."""
+    a, b = load_halves(rows, cols, mask, D)
+    if scale is not None:
+        a = a.to(tl.float32) * scale
+        b = b.to(tl.float32) * scale
+    return a, b
 
 
 @triton.jit
@@ -62,9 +72,9 @@ def store_kv(
 
 @triton.jit(do_not_specialize=["tokens", "layer"], do_not_specialize_on_alignment=["positions", "out_loc", "peer_addr"])
 def qk_norm_rope_store_kernel(
-    qkv, q_out, positions, cos_sin, q_weight, k_weight, pool, out_loc, peer_addr,
-    tokens, qkv_stride, q_out_stride, page_stride, layer, eps,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    qkv, q_out, positions, cos_sin, q_weight, k_weight, pool, out_loc, peer_addr, source,
+    tokens, qkv_stride, q_out_stride, page_stride, layer, eps, source_stride, source_eps,
+    WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
     TB: tl.constexpr, HB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -75,21 +85,26 @@ def qk_norm_rope_store_kernel(
     rows = tl.arange(0, TB * HB)
     cols = tl.arange(0, D // 2)
     token = (program // (Q_GROUPS + 2 * KV_GROUPS) * TB + rows // HB).to(tl.int64)
-    source = qkv + token * qkv_stride
+    heads = qkv + token * qkv_stride
+    scale = None
+    if source is not None:
+        tl.static_assert(TB == 1, "a program that divides has one token")
+        row = (program // (Q_GROUPS + 2 * KV_GROUPS)).to(tl.int64)
+        scale = inverse_root(source, row, source_stride, source_eps, WIDTH, WIDTH_BLOCK)
     if group < Q_GROUPS:
         head = group * HB + rows % HB
         mask = (token < tokens) & (head < HQ)
-        a, b = load_halves(source + head * D, cols, mask, D)
+        a, b = load_heads(heads + head * D, cols, mask, scale, D)
         a, b = norm_and_rotate(a, b, q_weight, eps, cos_sin, positions, token, cols, mask, D)
         store_halves(q_out + token * q_out_stride + head * D, cols, mask, a, b, D)
     elif group < Q_GROUPS + KV_GROUPS:
         head = (group - Q_GROUPS) * HB + rows % HB
         mask = (token < tokens) & (head < HKV)
-        a, b = load_halves(source + (HQ + head) * D, cols, mask, D)
+        a, b = load_heads(heads + (HQ + head) * D, cols, mask, scale, D)
         a, b = norm_and_rotate(a, b, k_weight, eps, cos_sin, positions, token, cols, mask, D)
         store_kv(a, b, pool, out_loc, peer_addr, page_stride, layer, token, head, cols, mask, 0, HKV, D, PAGE_SIZE)
     else:
         head = (group - Q_GROUPS - KV_GROUPS) * HB + rows % HB
         mask = (token < tokens) & (head < HKV)
-        v_a, v_b = load_halves(source + (HQ + HKV + head) * D, cols, mask, D)
+        v_a, v_b = load_heads(heads + (HQ + HKV + head) * D, cols, mask, scale, D)
         store_kv(v_a, v_b, pool, out_loc, peer_addr, page_stride, layer, token, head, cols, mask, 1, HKV, D, PAGE_SIZE)
