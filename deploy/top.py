@@ -32,7 +32,7 @@ PLAIN_WIDTH = 240
 LOAD_COLUMNS = ("running", "waiting", "tokens", "ours")
 PAGE_COLUMNS = ("free", "held", "cached", "quarantined", "of pages")
 ATTEMPT_COLUMNS = ("failed", "of attempts")
-STATE_STYLES = {"ready": "green", "draining": "yellow"}
+STATE_STYLES = {"ready": "green", "draining": "yellow", "left": "dim"}
 
 
 class Rates(NamedTuple):

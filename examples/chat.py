@@ -10,6 +10,7 @@ import asyncio
 import signal
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -21,6 +22,9 @@ from rich.console import Console
 from common.rpc.channels import make_channel
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
+
+NETWORK_PAUSE = timedelta(seconds=30)
+"""How long a bad line may be silent: longer than between the parts of a cluster."""
 
 
 class Chat:
@@ -108,7 +112,7 @@ async def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=512, help="per answer (default: 512)")
     arguments = parser.parse_args()
     console = Console()
-    async with make_channel(arguments.router) as channel:
+    async with make_channel(arguments.router, silence=NETWORK_PAUSE) as channel:
         chat = Chat(channel, console, temperature=arguments.temperature, max_tokens=arguments.max_tokens)
         try:
             console.print(f"[dim]{await chat.model()}. /reset, /quit; Ctrl-C stops an answer", highlight=False)

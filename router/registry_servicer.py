@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import InvalidRequest, NotFound, Unavailable
+from common.errors import InvalidRequest, Leaving, NotFound, Unavailable
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from common.vigil import Vigil
 from common.wire import load_from_pb, profile_from_pb
@@ -34,15 +34,20 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._directives: dict[Worker, Directives] = {}
         self._end = ("its registration stream ended", Departure.BROKEN)
         """What it means when a stream ends without more words."""
+        self._is_closed = False
 
     def close(self) -> None:
         """Says goodbye on every stream, which ends it; a worker then looks for the next router at this address."""
         self._end = ("this router is being stopped", Departure.IN_ORDER)
+        self._is_closed = True
         for directives in self._directives.values():
             directives.post(registry_pb2.RouterDirective(goodbye=registry_pb2.Goodbye()))
 
     async def Register(self, request_iterator: Any, context: Context) -> None:
-        worker = self._registry.join(await self._read_profile(context))
+        profile = await self._read_profile(context)
+        if self._is_closed:  # Who was told goodbye a moment ago looks for the next router already.
+            raise Leaving("this router is being stopped")
+        worker = self._registry.join(profile)
         directives = self._directives[worker] = Directives()
         directives.post(registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=self._epoch)))
         sides = [asyncio.create_task(self._follow(worker, context)), asyncio.create_task(directives.run(context.write))]

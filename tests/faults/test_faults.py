@@ -130,6 +130,19 @@ async def _is_busy(client: Client, address: str) -> bool:
     return bool(worker.running)
 
 
+@pytest.mark.parametrize("seconds", [2.5, pytest.param(9.0, marks=pytest.mark.long)])
+async def test_a_router_that_was_stopped_goes_on_with_every_call(four: Cluster, client: Client, seconds: float) -> None:
+    """Longer than a worker's silence, so that its own must not be taken for theirs; and longer than workers wait for a router."""
+    streams = [Stream(client, i) for i in range(6)]
+    await streams[0].reaches(20)
+    four.router.pause()
+    await asyncio.sleep(seconds)
+    four.router.resume()
+    for stream in streams:
+        await stream.end()
+    assert four.router.is_alive
+
+
 class CutOff:
     """A further worker whose every connection, from and to it, goes through a relay: cut() is a cable pulled out."""
 
