@@ -34,6 +34,9 @@ class SecurityConfig:
     insecure: bool = option(
         False, "listen on any address, even without TLS or tokens, and take workers from anywhere", group=SECURITY
     )
+    channelz: bool = option(
+        False, "serve grpc.channelz.v1, for workers' tokens: connections and calls from inside", group=SECURITY
+    )
     max_message_mb: int = option(16, "largest message, in MiB; the same on all processes", group=SECURITY)
     max_metadata_kb: int = option(16, "largest metadata of a call, in KiB", group=SECURITY)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from common.core import Req, SamplingParams
 from common.rpc.gen.pdserve.v1 import generation_pb2, registry_pb2, work_pb2
 from common.token_ids import MakeIds, tensor_ids
-from common.work import Compatibility, FinishReason, PageCounts, TokenOut, WorkerLoad, WorkerProfile, WorkFailure
+from common.work import MAX_COMPLETIONS, Compatibility, FinishReason, PageCounts, TokenOut, WorkerLoad, WorkerProfile, WorkFailure
 from common.work_key import WorkKey
 
 assert array("i").itemsize == 4
@@ -121,11 +121,18 @@ def req_to_pb(req: Req) -> work_pb2.Req:
     )
 
 
+def completions_of(pb: work_pb2.Req) -> range:
+    """Offsets of its completions; of a request with too many, as many as there may be: one could count for hours."""
+    return range(min(max(1, pb.n), MAX_COMPLETIONS, 2**64 - pb.key.uid))
+
+
 def req_from_pb(pb: work_pb2.Req, *, make_ids: MakeIds = tensor_ids) -> Req:
     """table_idx is -1 and cache_handle None until a worker gives it a row. Raises ValueError on broken invariants."""
     ids = ids_from_bytes(pb.input_ids)
     if not 0 < pb.prompt_len <= len(ids) or not pb.cached_len < len(ids):
         raise ValueError(f"req: prompt_len {pb.prompt_len} and cached_len {pb.cached_len} do not fit {len(ids)} input ids")
+    if len(completions_of(pb)) != max(1, pb.n):
+        raise ValueError(f"req: n must be at most {MAX_COMPLETIONS}, and fit the uid {pb.key.uid}, got {pb.n}")
     return Req(
         input_ids=make_ids(ids),
         table_idx=-1,

@@ -16,6 +16,8 @@ Role = Literal["prefill", "decode"]
 
 PROTOCOL_VERSION = 1
 POOL_LAYOUT = "page,layer,kv,token,head,dim"
+MAX_COMPLETIONS = 16
+"""Of one request."""
 
 
 class FinishReason(IntEnum):

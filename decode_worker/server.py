@@ -63,7 +63,7 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop, *, securi
     """The same with a worker that is not yet started. security: if it is not to make its own."""
     security = security or Security(config)
     server = security.make_server(silence=ROUTER_SILENCE)
-    health = Health(server, SERVICES)
+    health = Health(server, SERVICES, others=security.services)
     add_services(server, worker, longest=config.request_timeout)
     address = await security.bind(server, config.listen)
     await server.start()

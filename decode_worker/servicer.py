@@ -16,7 +16,7 @@ from common.errors import DeadlineExceeded, InvalidRequest, PdserveError
 from common.handoff.cuda_ipc import PoolExport
 from common.logs import About, bind
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, work_pb2
-from common.wire import compatibility_from_pb, failure_to_pb, req_from_pb, token_to_pb
+from common.wire import compatibility_from_pb, completions_of, failure_to_pb, req_from_pb, token_to_pb
 from common.work import WorkFailure
 from common.work_key import WorkKey
 from decode_worker import commands
@@ -62,7 +62,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                         yield self._prefill(request.prefill.req, router_epoch)
                     except InvalidRequest as error:
                         key = WorkKey(router_epoch, request.prefill.req.key.uid, request.prefill.req.key.attempt)
-                        for offset in range(max(1, request.prefill.req.n)):
+                        for offset in completions_of(request.prefill.req):
                             refuse(Failed(WorkFailure.of(key.for_completion(offset), error, retryable=False)))
                 case other:
                     raise InvalidRequest("message", "must be cancel or prefill once the session is open", other)
@@ -101,7 +101,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def Commit(self, request: decode_pb2.CommitRequest, context: Context) -> decode_pb2.CommitResponse:
         bind(self._worker.names.of(request.ticket))
-        await self._worker.ready.commit(commit_from_pb(request))
+        await self._worker.ready.commit(_commit(request))
         return decode_pb2.CommitResponse()
 
     async def Release(self, request: decode_pb2.ReleaseRequest, context: Context) -> decode_pb2.ReleaseResponse:
@@ -143,6 +143,14 @@ async def _hello(requests: AsyncIterator[decode_pb2.DecodeSessionRequest]) -> in
     if first is None or not first.HasField("hello"):
         raise InvalidRequest("hello", "must be the first message of a session", None)
     return int(first.hello.router_epoch)
+
+
+def _commit(pb: decode_pb2.CommitRequest) -> commands.Commit:
+    """Raises InvalidRequest."""
+    try:
+        return commit_from_pb(pb)
+    except ValueError as error:
+        raise InvalidRequest("first_tokens", "must be tokens", str(error)) from error
 
 
 def _response(message: Message) -> decode_pb2.DecodeSessionResponse:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import StartError
+from common.rpc.client_options import ClientOptions, add_client_options
 from deploy.cluster import READY
 from deploy.progress import say
 
@@ -70,13 +71,14 @@ def worker_checks(cluster: str) -> Iterator[tuple[str, Check]]:
             yield worker["address"], Check(what, "grpc.health.v1.Health/Check", {"service": service}, wants=('"SERVING"',))
 
 
-def run(check: Check, *, grpcurl: str, address: str) -> tuple[bool, str]:
+def run(check: Check, *, grpcurl: str, address: str, security: ClientOptions) -> tuple[bool, str]:
     """Prints the command, what it gave and whether that is right. Returns that, and what it printed on stdout."""
-    options = ["-plaintext", "-max-time", "120"]
+    options = ["-max-time", "120"]
     if check.request is not None:
         options += ["-d", json.dumps(check.request)]
-    command = [grpcurl, *options, address, *check.method.split()]
-    print(f"\n$ {shown(command)}")
+    rest = [*options, address, *check.method.split()]
+    command = [grpcurl, *security.grpcurl(), *rest]
+    print(f"\n$ {shown(['grpcurl', *security.grpcurl(show=lambda token: '...'), *rest])}")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
     output = done.stdout + done.stderr
     print(output.strip())
@@ -96,7 +98,7 @@ def plain(text: str) -> str:
 
 def shown(command: list[str]) -> str:
     """As one would type it."""
-    quoted = (f"'{word}'" if set(word) & set('{}" ') else word for word in ["grpcurl", *command[1:]])
+    quoted = (f"'{word}'" if set(word) & set('{}" ') else word for word in command)
     return " ".join(quoted)
 
 
@@ -150,16 +152,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=50051, help="of a router on 127.0.0.1 (default: 50051)")
     parser.add_argument("--install", action="store_true", help="install grpcurl if it is not on PATH")
+    add_client_options(parser)
     arguments = parser.parse_args()
     try:
+        security = ClientOptions.of(arguments)
         grpcurl = find_grpcurl(install=arguments.install)
         with cluster(arguments.port) as address:
-            answers = {check.what: run(check, grpcurl=grpcurl, address=address) for check in checks()}
+            answers = {check.what: run(check, grpcurl=grpcurl, address=address, security=security) for check in checks()}
             results = [passed for passed, _ in answers.values()]
             listed, workers = answers["GetCluster"]
             for worker, check in worker_checks(workers) if listed else ():
-                results.append(run(check, grpcurl=grpcurl, address=worker)[0])
-    except StartError as error:
+                results.append(run(check, grpcurl=grpcurl, address=worker, security=security)[0])
+    except (StartError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"\nsmoke: {sum(results)} passed, {len(results) - sum(results)} failed")

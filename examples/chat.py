@@ -19,7 +19,8 @@ from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.patch_stdout import patch_stdout
 from rich.console import Console
 
-from common.rpc.channels import make_channel
+from common.errors import StartError
+from common.rpc.client_options import ClientOptions, add_client_options
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
 
@@ -110,9 +111,15 @@ async def main() -> int:
     parser.add_argument("--router", default="127.0.0.1:50051", help="host:port (default: 127.0.0.1:50051)")
     parser.add_argument("--temperature", type=float, default=0.3, help="0 is greedy (default: 0.3)")
     parser.add_argument("--max-tokens", type=int, default=512, help="per answer (default: 512)")
+    add_client_options(parser)
     arguments = parser.parse_args()
     console = Console()
-    async with make_channel(arguments.router, silence=NETWORK_PAUSE) as channel:
+    try:
+        channel = ClientOptions.of(arguments).connect(arguments.router, silence=NETWORK_PAUSE)
+    except (StartError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    async with channel:
         chat = Chat(channel, console, temperature=arguments.temperature, max_tokens=arguments.max_tokens)
         try:
             console.print(f"[dim]{await chat.model()}. /reset, /quit; Ctrl-C stops an answer", highlight=False)

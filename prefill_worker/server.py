@@ -93,7 +93,7 @@ class PrefillServer:
             connect=partial(self._security.connect, silence=config.peer_silence),
         )
         self._server = self._security.make_server(silence=ROUTER_SILENCE)
-        self._health = Health(self._server, (SERVICE,))
+        self._health = Health(self._server, (SERVICE,), others=self._security.services)
         self._duty = Duty(self.worker, grace=config.grace, set_serving=partial(self._health.set, SERVICE))
         self._servicer = PrefillServicer(self.worker, longest=config.request_timeout)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server)

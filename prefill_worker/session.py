@@ -9,7 +9,7 @@ from typing import Final
 
 from common.errors import DeadlineExceeded, InvalidArgument, Leaving, PdserveError, ResourceExhausted, Unavailable
 from common.rpc.gen.pdserve.v1 import prefill_pb2
-from common.wire import failure_to_pb, req_from_pb, token_to_pb
+from common.wire import completions_of, failure_to_pb, req_from_pb, token_to_pb
 from common.work import TokenOut, WorkFailure
 from common.work_key import WorkKey
 from prefill_worker.journey import Journey
@@ -52,7 +52,8 @@ class Session:
 
     async def serve(self, requests: Requests, write: Callable[[Response], Awaitable[None]]) -> None:
         """Until the router ends the stream. However this ends, the router's work here is dropped."""
-        self._send(Response(opened=prefill_pb2.SessionOpened(worker_id=self._worker.worker_id)))
+        # By itself: a first message that is cut off half-way takes the call's headers along, and grpc then cannot end the call.
+        await _written(write, Response(opened=prefill_pb2.SessionOpened(worker_id=self._worker.worker_id)))
         reader = asyncio.create_task(self._read(requests), name=f"session reader {self.router_epoch:016x}")
         writer = asyncio.create_task(self._write(write), name=f"session writer {self.router_epoch:016x}")
         try:
@@ -121,12 +122,9 @@ class Session:
                     raise InvalidArgument(f"a session takes submit and cancel after its hello, got {other}")
 
     async def _write(self, write: Callable[[Response], Awaitable[None]]) -> None:
-        try:
-            while True:
-                await write(await self._outbox.get())
-                self._outbox.task_done()
-        except Exception as error:  # grpc has several for a stream that is over.
-            raise Unavailable("the stream to the router broke") from error
+        while True:
+            await _written(write, await self._outbox.get())
+            self._outbox.task_done()
 
     def _submit(self, pb: prefill_pb2.Submit) -> None:
         key = WorkKey(self.router_epoch, pb.req.key.uid, pb.req.key.attempt)
@@ -137,7 +135,7 @@ class Session:
         except PdserveError as error:
             self._worker.metrics.refused(error)
             retryable = not isinstance(error, InvalidArgument)
-            for offset in range(max(1, pb.req.n)):
+            for offset in completions_of(pb.req):
                 self.failed(WorkFailure.of(key.for_completion(offset), error, retryable=retryable))
             return
         if journey is not None:
@@ -159,3 +157,11 @@ class Session:
         req.cached_len = 0  # The sender's cache is not this worker's.
         limit = pb.req.deadline_ms / 1000 or self._longest.total_seconds()
         return Order(req, pb.decode_address, pb.decode_worker, deadline=self._worker.clock() + limit)
+
+
+async def _written(write: Callable[[Response], Awaitable[None]], response: Response) -> None:
+    """Raises Unavailable if the stream is over."""
+    try:
+        await write(response)
+    except Exception as error:  # grpc has several for that.
+        raise Unavailable("the stream to the router broke") from error

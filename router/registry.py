@@ -17,6 +17,8 @@ from router.workers import Departure, Worker, WorkerState
 LOST_SHOWN_SECONDS = 30.0
 """How long a lost worker stays listed, and a refusal counts as the reason why there is no pair."""
 
+MAX_REFUSALS = 256
+"""Addresses whose last refusal is remembered."""
 log = logging.getLogger(__name__)
 
 
@@ -62,7 +64,8 @@ class Registry:
         self._live: dict[str, Worker] = {}
         self._lost: list[Worker] = []
         self._refusals: dict[str, Refusal] = {}
-        self._replaced: dict[str, Worker] = {}
+        self._replaced: dict[tuple[str, str], Worker] = {}
+        """By id and address of the former: elsewhere a worker of that id is somebody else (or the former an impostor)."""
         self._listeners: list[RegistryListener] = []
 
     def listen(self, listener: RegistryListener) -> None:
@@ -77,6 +80,8 @@ class Registry:
         try:
             self._check(profile)
         except FailedPrecondition as error:
+            if len(self._refusals) >= MAX_REFUSALS:
+                del self._refusals[next(iter(self._refusals))]
             self._refusals[profile.address] = Refusal(profile.role, str(error), self._clock())
             raise
         self._refusals.pop(profile.address, None)
@@ -85,7 +90,7 @@ class Registry:
         self._inherit(worker)
         for former in self._predecessors(profile):
             if former.id != worker.id:
-                self._replaced[former.id] = worker
+                self._replaced[former.id, former.profile.address] = worker
             self.leave(former, f"{worker.id} has registered from the same address", Departure.REPLACED)
         self._live[worker.id] = worker
         log.info("%s registered: %s, %d pages", worker, profile.device, profile.total_pages)
@@ -178,7 +183,7 @@ class Registry:
         for worker in self._live.values():
             if worker not in former:
                 worker.profile.compatibility.check(theirs, our_name=str(worker), their_name=name)
-        if (successor := self._replaced.get(profile.worker_id)) is not None:
+        if (successor := self._replaced.get((profile.worker_id, profile.address))) is not None:
             raise FailedPrecondition(f"{successor} has taken over from {name}")
 
     def _inherit(self, worker: Worker) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import InvalidRequest, Leaving, NotFound, Unavailable
+from common.errors import Aborted, InvalidRequest, Leaving, NotFound, Unavailable
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from common.vigil import Vigil
 from common.wire import load_from_pb, profile_from_pb
@@ -97,6 +97,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
     async def _follow(self, worker: Worker, context: Context) -> None:
         while (status := await self._read(context)) is not None:
+            if worker.lost_at is not None:
+                # Else a worker whose place another took for a moment would report to nobody for ever.
+                raise Aborted(f"this registration is over: {worker.lost_because}")
             match status.WhichOneof("message"):
                 case "load":
                     self._registry.report(worker, load_from_pb(status.load))

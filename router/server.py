@@ -93,7 +93,7 @@ class Router:
         )
         metrics.watch(admission=self.admission, queue=self.queue, dispatch=self.dispatch, fleet=self.fleet)
         self._server = self._security.make_server()
-        self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY))
+        self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY), others=self._security.services)
         keys = CallerKeys(session=config.session_key, tenant=config.tenant_key)
         view = ClusterView(fleet=self.fleet, admission=self.admission, queue=self.queue, dispatch=self.dispatch, metrics=metrics)
         self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, caller_keys=keys, view=view)

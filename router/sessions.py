@@ -129,14 +129,15 @@ class Session:
             writer = asyncio.create_task(self._write())
             await self._read()
         except PdserveError as caught:
-            error = caught
+            # Without its traceback, which has this frame and so the call: such a ring keeps the connection until the next full
+            # garbage collection.
+            error = caught.with_traceback(None)
         except grpc.aio.AioRpcError as caught:
             error = error_of(caught)
         except TimeoutError:
             error = Unavailable(f"no answer within {OPEN_TIMEOUT_SECONDS:g} s")
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if _is_asked_to_end():
                 in_order = self.worker.departure is Departure.IN_ORDER
                 error = (Leaving if in_order else Unavailable)(self.worker.lost_because or "the router is shutting down")
                 raise
@@ -183,3 +184,9 @@ class Session:
         kind = Leaving if isinstance(error, Leaving) else Unavailable
         self._receiver.session_ended(self.worker, kind(f"{self.worker}: {error}"))
         self._on_change()
+
+
+def _is_asked_to_end() -> bool:
+    """A function of its own: a frame that has its own task in it is a ring, too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

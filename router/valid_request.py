@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from common.core import SamplingParams
+from common.work import MAX_COMPLETIONS
 
 MAX_ID_BYTES = 256
 MAX_STOP = 16
@@ -13,7 +14,7 @@ MAX_STOP_BYTES = 1024
 MAX_STOP_TOKENS = 64
 MAX_BIAS = 1024
 MAX_LOGPROBS = 20
-MAX_N = 16
+MAX_N = MAX_COMPLETIONS
 ROLES = ("system", "user", "assistant", "tool")
 
 

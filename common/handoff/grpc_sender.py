@@ -68,7 +68,7 @@ class GrpcSender:
         except TimeoutError:
             seconds = self._stall_timeout.total_seconds()
             raise Unavailable(f"the decode worker took no KV bytes for the transfer timeout of {seconds:g} s") from None
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):  # done_writing() raises the second.
             raise await _error_of_call(call) from None
         finally:
             call.cancel()

@@ -2,13 +2,11 @@
 
     authorization: Bearer <token>
 
-| audience | services          | needs                                                      |
-| ANYONE   | health            | nothing                                                    |
-| HOLDER   | reflection        | a token of either kind, if this process has any            |
-| CLIENT   | GenerationService | a client's token, if the router has --auth-token-file      |
-| WORKER   | the others        | a worker's token, if this process has --worker-token-file; |
-|          |                   | without: a certificate (mutual TLS), or a caller of this   |
-|          |                   | host                                                       |
+| audience | services           | needs                                                             |
+| ANYONE   | health, reflection | nothing                                                           |
+| CLIENT   | GenerationService  | a client's token, if the router has --auth-token-file             |
+| WORKER   | the others         | a worker's token, if this process has --worker-token-file; else a |
+|          |                    | certificate (mutual TLS), or a caller of this host                |
 
 The two kinds are apart: a client's token registers no worker and reaches no worker, a worker's token is no client's.
 """
@@ -37,14 +35,13 @@ FIRST_MESSAGE_SECONDS: Final = 1.0
 
 class Audience(Enum):
     ANYONE = "anyone"
-    HOLDER = "client or worker"
     CLIENT = "client"
     WORKER = "worker"
 
 
 AUDIENCES: Final = {
     "grpc.health.v1.Health": Audience.ANYONE,
-    "grpc.reflection.v1alpha.ServerReflection": Audience.HOLDER,
+    "grpc.reflection.v1alpha.ServerReflection": Audience.ANYONE,
     "pdserve.v1.GenerationService": Audience.CLIENT,
 }
 """A service that is not named here is for workers."""
@@ -109,8 +106,6 @@ class Gate:
         match audience:
             case Audience.ANYONE:
                 return [], []
-            case Audience.HOLDER:
-                return clients + workers, []
             case Audience.CLIENT:
                 return clients, workers
             case Audience.WORKER:
@@ -187,7 +182,8 @@ def _refusing(handler: Any, error: PdserveError) -> Any:
                 await asyncio.wait_for(anext(request, None), FIRST_MESSAGE_SECONDS)
         raise error
 
-    return rewrap(handler, lambda behavior: refuse)
+    # Nothing of a stranger's is parsed.
+    return rewrap(handler, lambda behavior: refuse, deserializer=None)
 
 
 def host_of(peer: str) -> str:

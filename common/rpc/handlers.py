@@ -13,13 +13,16 @@ Behavior = Callable[..., Any]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def rewrap(handler: Any, wrap: Callable[[Behavior], Behavior]) -> Any:
-    """A handler of the same kind around wrap(its behavior)."""
+_SAME: Any = object()
+
+
+def rewrap(handler: Any, wrap: Callable[[Behavior], Behavior], *, deserializer: Callable[[bytes], Any] | None = _SAME) -> Any:
+    """A handler of the same kind around wrap(its behavior). deserializer: another one for requests; None: bytes as they are."""
     kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(
         wrap(getattr(handler, kind)),
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=handler.request_deserializer if deserializer is _SAME else deserializer,
         response_serializer=handler.response_serializer,
     )
 

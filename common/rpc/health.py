@@ -29,13 +29,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Health:
     """The health of one server's services; lives in the event loop."""
 
-    def __init__(self, server: grpc.aio.Server, services: Sequence[str]) -> None:
-        """services: full names, "pdserve.v1.DecodeService"; NOT_SERVING until set. Reflection lists them too."""
+    def __init__(self, server: grpc.aio.Server, services: Sequence[str], *, others: Sequence[str] = ()) -> None:
+        """services: full names, "pdserve.v1.DecodeService"; NOT_SERVING until set. Reflection lists them, and others."""
         self._status = {"": SERVING} | dict.fromkeys(services, NOT_SERVING)
         self._changed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._shut_down = False
         health_pb2_grpc.add_HealthServicer_to_server(_Servicer(self), server)
-        described = (*services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        described = (*services, *others, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(described, server)
 
     def set(self, service: str, serving: bool) -> None:

@@ -4,6 +4,7 @@
 | a PdserveError                 | its own, with its text [1]| one line            |
 | CancelledError, client gone    | (nobody listens)          | nothing             |
 | CancelledError, ours           | UNAVAILABLE               | at debug level      |
+| a message that cannot be read  | INVALID_ARGUMENT          | one line            |
 | grpc's, of a call that ended   | (nobody listens)          | nothing             |
 | anything else                  | INTERNAL "internal error" | with its traceback  |
 
@@ -21,9 +22,10 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from common import logs
-from common.errors import LEAVING_METADATA, Leaving, PdserveError
+from common.errors import LEAVING_METADATA, InvalidArgument, Leaving, PdserveError
 from common.rpc.handlers import rewrap
 from common.rpc.retry_info import status_of
 
@@ -42,7 +44,34 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        return rewrap(handler, lambda behavior: _guard(behavior, handler_call_details.method))
+        return rewrap(
+            handler, lambda behavior: _guard(behavior, handler_call_details.method), deserializer=_deserializer(handler)
+        )
+
+
+class _Malformed:
+    """In place of a unary request that cannot be read."""
+
+    def __init__(self, error: InvalidArgument) -> None:
+        self.error = error
+
+
+def _deserializer(handler: Any) -> Callable[[bytes], Any] | None:
+    """The handler's own, but bytes that are no such message become INVALID_ARGUMENT; grpc itself would answer UNKNOWN and log a
+    traceback. A stream's reader meets the error as it reads; a unary call has no reader, so its guard is given it."""
+    if (read := handler.request_deserializer) is None:
+        return None
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return read(data)
+        except (DecodeError, ValueError) as error:
+            malformed = InvalidArgument(f"the message cannot be read: {error}")
+            if handler.request_streaming:
+                raise malformed from None
+            return _Malformed(malformed)
+
+    return deserialize
 
 
 def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
@@ -50,6 +79,7 @@ def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
 
         async def generate(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
+                _check(request)
                 async with aclosing(behavior(request, context)) as responses:
                     async for response in responses:
                         yield response
@@ -62,6 +92,7 @@ def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
 
     async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            _check(request)
             return await behavior(request, context)
         except grpc.aio.AbortError:
             raise
@@ -69,6 +100,11 @@ def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
             await _end(context, error, method, request)
 
     return answer
+
+
+def _check(request: Any) -> None:
+    if isinstance(request, _Malformed):
+        raise request.error
 
 
 async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException, method: str, request: Any) -> NoReturn:

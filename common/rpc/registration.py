@@ -81,6 +81,15 @@ class Registration:
         return sum(link.accepted.is_set() for link in self._links)
 
 
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancels them and forgets them: a task, its error, the traceback and the frame that awaited it are a ring, which would keep
+    the call and its connection until a garbage collection of old objects, which a quiet worker has once in hours."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks.clear()
+
+
 class _Link:
     """One router."""
 
@@ -134,7 +143,9 @@ class _Link:
             try:
                 await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
                 # A report that fails does so because the stream ended: its status says why.
-                if not sides[1].done() and not isinstance(sides[0].exception(), grpc.RpcError | asyncio.InvalidStateError):
+                if not sides[1].done() and not isinstance(
+                    sides[0].exception(), grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError
+                ):
                     sides[0].result()
                 await sides[1]
                 self._complain("the router ended the stream", logging.WARNING)
@@ -145,9 +156,7 @@ class _Link:
                 was_accepted = self.accepted.is_set()
                 self.accepted.clear()
                 self._ended.set()
-                for side in sides:
-                    side.cancel()
-                await asyncio.gather(*sides, return_exceptions=True)
+                await _end(sides)
         return was_accepted
 
     async def _report(self, call: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 import grpc
 
 from common.address import Address
+from common.errors import StartError
 from common.rpc.auth import HEADER, SCHEME, AuthInterceptor, CallLimit, Gate
 from common.rpc.channels import PEER_SILENCE, make_channel
 from common.rpc.secure_channel import Metadata, SecureChannel
@@ -19,6 +20,7 @@ from common.rpc.tokens import TokenFile
 from common.security_config import SecurityConfig
 
 MIB: Final = 1 << 20
+CHANNELZ: Final = "grpc.channelz.v1.Channelz"
 log = logging.getLogger(__name__)
 
 
@@ -65,16 +67,26 @@ class Security:
         gate = Gate(clients=clients, workers=workers, is_mutual=config.is_mutual, is_open=config.insecure)
         limit = None if max_calls_per_client is None else CallLimit(max_calls_per_client)
         self._auth = AuthInterceptor(gate, limit=limit)
+        self._channelz = config.channelz
         self._has_tokens = not (clients is None and workers is None)
 
     def make_server(self, *, silence: timedelta = CLIENT_SILENCE) -> grpc.aio.Server:
-        """Not yet listening: add services, bind(), then start(). silence: see common.rpc.server."""
-        return make_server(
+        """Not yet listening: add services, bind(), then start(). silence: see common.rpc.server. Raises StartError if --channelz
+        cannot be had."""
+        server = make_server(
             max_message_bytes=self._max_message_bytes,
             max_metadata_bytes=self._max_metadata_bytes,
             silence=silence,
             interceptors=(self._auth,),
         )
+        if self._channelz:
+            _add_channelz(server)
+        return server
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """Those that make_server() has added."""
+        return (CHANNELZ,) if self._channelz else ()
 
     async def bind(self, server: grpc.aio.Server, address: Address) -> Address:
         """See common.rpc.server.bind."""
@@ -87,6 +99,14 @@ class Security:
         """A connection of its own to a router or worker, made on first use and again when lost. The caller closes it.
         silence: see make_channel."""
         return self._credentials.connect(address, max_message_bytes=self._max_message_bytes, silence=silence)
+
+
+def _add_channelz(server: grpc.aio.Server) -> None:
+    try:
+        from grpc_channelz.v1 import channelz
+    except ImportError:
+        raise StartError("--channelz needs the package grpcio-channelz") from None
+    channelz.add_channelz_servicer(server)
 
 
 def _tokens(path: Path | None, flag: str) -> TokenFile | None:

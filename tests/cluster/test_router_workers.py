@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -225,3 +227,40 @@ async def _equal(states: Any, expected: dict[str, str]) -> bool:
     found = await states
     assert found == expected, found
     return True
+
+
+async def test_a_worker_whose_place_another_took_for_a_moment_registers_again(tiny: Path) -> None:
+    """Found by tests/faults/test_fuzz.py: its stream stood, so it went on reporting, to nobody."""
+    async with RouterStand(tiny) as stand:
+        impostor = Joining(stand, profile(stand, worker_id="decode-0", role="decode", address="127.0.0.1:1"))
+        await impostor.join()
+        assert (await stand.client.workers())["decode-0"].address == "127.0.0.1:1"
+        impostor.call.cancel()
+
+        await stand.ready(within=5)
+        assert len((await stand.client.generate(PROMPT, sampling={"max_tokens": 3})).ids) == 3
+
+
+async def test_registrations_and_sessions_that_end_leave_no_connection_behind(tiny: Path) -> None:
+    """Found by tests/faults/test_fuzz.py: rings of frames and errors kept them until a garbage collection."""
+
+    def connections() -> int:
+        return sum(found.status == psutil.CONN_ESTABLISHED for found in psutil.Process().net_connections())
+
+    async with RouterStand(tiny) as stand:
+        usurper: Any = registry_pb2_grpc.RegistryServiceStub(stand.client.channel)
+        status = registry_pb2.WorkerStatus(profile=profile_to_pb(profile(stand, worker_id="decode-0", role="decode")))
+        assert await stand.client.workers()
+        gc.collect()
+        gc.disable()
+        try:
+            before = connections()
+            for _ in range(5):
+                call = usurper.Register()
+                await call.write(status)
+                assert (await call.read()).HasField("accepted")
+                call.cancel()
+                await stand.ready(within=5)
+            await eventually(lambda: connections() <= before, within=3)
+        finally:
+            gc.enable()

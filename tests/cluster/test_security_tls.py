@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
 import pytest
 import trustme
 
+from common.errors import StartError
+from deploy.smoke import ROOT, find_grpcurl
 from tests.cluster.conftest import SMALL
 from tests.cluster.test_security_tokens import addresses
+from tests.helpers.calls import rpcs_of, status_of
 from tests.helpers.client import first_event
 from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
@@ -81,9 +87,54 @@ async def test_tls_with_tokens_and_without_clients_certificates(tiny: Path, tmp_
         async with cluster.client() as client:
             assert len((await client.generate(prompt(20), sampling={"max_tokens": 6, "ignore_eos": True})).ids) == 6
             await cluster.assert_idle(client)
+        await asyncio.to_thread(_grpcurl_speaks_to, cluster, secrets)
+        await asyncio.to_thread(_smoke_passes, cluster, secrets)
         worker_only = secrets.connect(cluster.address, certificate=False, tokens=secrets.workers)
         async with worker_only:
-            from tests.helpers.calls import rpcs_of, status_of
-
             generate = next(rpc for rpc in rpcs_of("router") if rpc.path.endswith("/Generate"))
             assert await status_of(worker_only, generate) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def grpcurl() -> str | None:
+    """On PATH, or where `make smoke` has put it."""
+    try:
+        return find_grpcurl(install=False)
+    except StartError:
+        return None
+
+
+def _grpcurl_speaks_to(cluster: Cluster, secrets: Secrets) -> None:
+    """As the README says."""
+    if (program := grpcurl()) is None:
+        return
+    method = [cluster.address, "pdserve.v1.GenerationService/GetModel"]
+    ca, token = ["-cacert", str(secrets.ca)], ["-H", f"authorization: Bearer {secrets.client_token}"]
+    done = subprocess.run([program, *ca, *token, *method], capture_output=True, text=True, timeout=20, check=True)
+    model = {name.lower().replace("_", ""): value for name, value in json.loads(done.stdout).items()}
+    assert model["vocabsize"] == 384
+    for options, why in ((ca, "Unauthenticated"), ([*token], "certificate"), (["-plaintext", *token], "")):
+        refused = subprocess.run(
+            [program, *options, "-connect-timeout", "2", *method], capture_output=True, text=True, timeout=20
+        )
+        assert refused.returncode != 0 and why.lower() in refused.stderr.lower(), refused.stderr
+
+
+def _smoke_passes(cluster: Cluster, secrets: Secrets) -> None:
+    """With the options that users pass through, and without the token in what it prints."""
+    if grpcurl() is None:
+        return
+    port = cluster.address.rpartition(":")[2]
+    line = [
+        sys.executable,
+        "-m",
+        "deploy.smoke",
+        "--port",
+        port,
+        "--tls-ca",
+        str(secrets.ca),
+        "--token-file",
+        str(secrets.clients),
+    ]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "0 failed" in done.stdout and secrets.client_token not in done.stdout

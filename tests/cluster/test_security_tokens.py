@@ -36,7 +36,7 @@ def guarded(tiny: Path, secrets: Secrets, tmp_path_factory: pytest.TempPathFacto
         tiny,
         worker_args=[*SMALL, *secrets.shared_args()],
         prefill_args=["--transport", "grpc"],
-        router_args=[*secrets.router_args(), "--max-calls-per-client", "3"],
+        router_args=[*secrets.router_args(), "--max-calls-per-client", "3", "--channelz"],
         connect=secrets.client,
     ) as running:
         yield running
@@ -64,12 +64,12 @@ async def test_a_cluster_with_tokens_serves_who_has_one(client: Client) -> None:
 
 
 @pytest.mark.parametrize("role", ["router", "prefill", "decode"])
-async def test_no_rpc_but_health_answers_without_a_token(guarded: Cluster, client: Client, role: str) -> None:
+async def test_no_rpc_but_health_and_reflection_answers_without_a_token(guarded: Cluster, client: Client, role: str) -> None:
     async with grpc.aio.insecure_channel(addresses(guarded)[role]) as channel:
         for rpc in rpcs_of(role):
             wrong = await status_of(channel, rpc, metadata=bearer("a-guess-of-somebody"))
             none = await status_of(channel, rpc)
-            if rpc.service == "grpc.health.v1.Health":
+            if rpc.service.startswith("grpc."):
                 assert wrong is none is grpc.StatusCode.OK, rpc.path
             else:
                 assert wrong is none is UNAUTHENTICATED, rpc.path
@@ -90,6 +90,26 @@ async def test_the_two_kinds_of_token_are_apart(guarded: Cluster, client: Client
                 # A worker does not even know the clients' tokens.
                 assert as_client is (PERMISSION_DENIED if role == "router" else UNAUTHENTICATED), rpc.path
                 assert as_worker not in (PERMISSION_DENIED, UNAUTHENTICATED), rpc.path
+
+
+async def test_channelz_is_there_if_asked_for_and_for_workers_tokens_only(
+    guarded: Cluster, client: Client, secrets: Secrets
+) -> None:
+    from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+
+    async def servers(address: str, token: str) -> grpc.StatusCode:
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = channelz_pb2_grpc.ChannelzStub(channel).GetServers(
+                channelz_pb2.GetServersRequest(), metadata=bearer(token), timeout=5
+            )
+            code: grpc.StatusCode = await call.code()
+            assert code is not grpc.StatusCode.OK or (await call).server
+            return code
+
+    assert await servers(guarded.address, secrets.worker_token) is grpc.StatusCode.OK
+    assert await servers(guarded.address, secrets.client_token) is PERMISSION_DENIED
+    assert await servers(guarded.address, "a-guess-of-somebody") is UNAUTHENTICATED
+    assert await servers(addresses(guarded)["decode"], secrets.worker_token) is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_worker_without_the_router_s_worker_token_does_not_join_and_says_why(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,12 +13,17 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from common.rpc.gen.pdserve.v1 import decode_pb2, generation_pb2, handoff_pb2, prefill_pb2, registry_pb2
+from common.rpc.gen.pdserve import v1
 
-FILES: tuple[FileDescriptor, ...] = tuple(
-    module.DESCRIPTOR
-    for module in (generation_pb2, registry_pb2, prefill_pb2, decode_pb2, handoff_pb2, health_pb2, reflection_pb2)
-)
+
+def _files() -> Iterator[Any]:
+    for found in pkgutil.iter_modules(v1.__path__):
+        if found.name.endswith("_pb2"):
+            yield importlib.import_module(f"{v1.__name__}.{found.name}").DESCRIPTOR
+    yield from (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+
+
+FILES: tuple[FileDescriptor, ...] = tuple(_files())
 ROLES = {
     "router": ("pdserve.v1.GenerationService", "pdserve.v1.RegistryService"),
     "prefill": ("pdserve.v1.PrefillService",),

@@ -10,11 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from common.errors import AlreadyExists, InvalidRequest, ResourceExhausted, Unavailable
-from common.rpc.channels import error_of
+from common.rpc.channels import error_of, make_channel
 from common.rpc.interceptors import MAX_MESSAGE_CHARS
-from tests.helpers.rpc import KINDS, call, serving
+from common.rpc.server import bind, make_server
+from tests.helpers.rpc import KINDS, LOOPBACK, SERVICE, call, serving
 from tests.helpers.status_details import retry_after
 
 Handler = Callable[[Any, Any], Any]
@@ -206,3 +208,29 @@ async def test_a_refusal_that_knows_when_to_try_again_says_so_in_its_details_cap
     assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "3 wait, the limit is 3")
     assert retry_after(error) == timedelta(seconds=2.5)
     assert retry_after(await failure("unary_unary", raiser(ResourceExhausted("full")))) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_traceback(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def read_all(requests: Any, context: Any) -> Any:
+        return [request async for request in requests] if kind.startswith("stream") else requests
+
+    async def read_each(requests: Any, context: Any) -> AsyncIterator[Any]:
+        for request in await read_all(requests, context):
+            yield request
+
+    behavior = read_each if kind.endswith("stream") else read_all
+    handler = getattr(grpc, f"{kind}_rpc_method_handler")(behavior, health_pb2.HealthCheckRequest.FromString)
+    server = make_server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {kind: handler}),))
+    address = await bind(server, LOOPBACK)
+    await server.start()
+    async with make_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, kind, [b"\xff\xff\xff"])
+    await server.stop(0)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the message cannot be read: Error parsing message" in (caught.value.details() or "")
+    assert not [record for record in caplog.records if record.exc_info]

@@ -110,3 +110,22 @@ def test_why_none_tells_draining_from_unreachable(registry: Registry) -> None:
     assert registry.why_none("prefill") == "no session with prefill worker p at 127.0.0.1:1: connection refused"
     registry.report(worker, WorkerLoad(draining=True))
     assert registry.why_none("prefill") == "every prefill worker is draining"
+
+
+def test_an_impostor_at_another_address_does_not_keep_a_worker_out_once_that_address_is_its_owner_s_again(
+    registry: Registry,
+) -> None:
+    """Found by tests/faults/test_fuzz.py: the owner of the address had taken over from a stranger who used the other's id."""
+    registry.join(profile("victim", port=1))
+    registry.join(profile("victim", port=2))  # The impostor, where `owner` listens.
+    owner = registry.join(profile("owner", port=2))
+    victim = registry.join(profile("victim", port=1))
+    assert registry.live == [owner, victim]
+
+
+def test_refusals_are_remembered_for_a_bounded_number_of_addresses(registry: Registry) -> None:
+    for port in range(1, 1000):
+        with pytest.raises(FailedPrecondition):
+            registry.join(profile("x", port=port, fingerprint="other"))
+    assert len(registry._refusals) == 256
+    assert "fingerprint" in registry.why_none("prefill")
