@@ -12,15 +12,14 @@ from collections.abc import Callable, Sequence
 
 from common.errors import PdserveError, Unavailable
 from router.attempt import Attempt, Work
-from router.capacity import group_pages
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
 from router.placement import Pair
+from router.places import Places
 from router.request_queue import RequestQueue
 from router.stake import Stake
-from router.waiter import Place, Waiter
 
 RETRY_SECONDS = 0.1
 """Before the first retry; doubles. A dead worker's session has ended by then, so that the retry goes elsewhere."""
@@ -52,14 +51,13 @@ class Attempts:
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._on_error = on_error
-        self._waiting: dict[Waiter, tuple[Completion, ...]] = {}
-        self._place_in_line: Place | None = None
+        self._places = Places(work, queue, on_turn=self._submit_all, on_error=on_error)
         self.pair: Pair | None = None
         self.cached_tokens = 0
         self.prefill_started_at: float | None = None
 
     def begin(self) -> None:
-        self._place(tuple(self._completions))
+        self._places.take(tuple(self._completions))
 
     def prefill_started(self, completion: Completion, cached_tokens: int, now: float) -> None:
         if not any(member.token_ids for member in self._completions):
@@ -84,7 +82,7 @@ class Attempts:
             completion.attempt.trace.failed("retracted")
         log.info("retracted after %d tokens, runs again", len(completion.token_ids), extra=completion.extra)
         self._withdraw(completion, cancel=False, restart="retraction")
-        self._place((completion,))
+        self._places.take((completion,))
 
     def handed_back(self, completion: Completion, reason: str) -> None:
         if (attempt := completion.attempt) is None:
@@ -95,7 +93,7 @@ class Attempts:
         attempt.trace.failed("handed back")
         self._withdraw(completion, cancel=True, restart="retraction")
         # Not at once: whoever handed it back may not yet be known to be leaving.
-        self._place((completion,), delay=RETRY_SECONDS)
+        self._places.take((completion,), delay=RETRY_SECONDS)
 
     def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
         if (attempt := completion.attempt) is None:
@@ -115,7 +113,7 @@ class Attempts:
             return
         delay = RETRY_SECONDS * 2 ** (completion.failures - 1)
         for victim in victims:
-            self._place((victim,), delay=delay)
+            self._places.take((victim,), delay=delay)
 
     def finished(self, completion: Completion) -> None:
         """Its last token has come: no worker works on it any more."""
@@ -132,62 +130,13 @@ class Attempts:
 
     def close(self) -> None:
         """Cancels whatever is under way. Synchronous, so that a cancelled call cannot cut it short (CAN-11). Idempotent."""
-        for waiter in list(self._waiting):
-            self._leave_line(waiter)
+        self._places.close()
         for completion in self._completions:
             self._cancel(completion)
 
-    def _place(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
-        """Its first place in line is every attempt's."""
-        first, work, since = members[0], self._work, time.monotonic()
-        waiter = Waiter(
-            work.ask(avoid=first.avoid),
-            uid=first.uid,
-            priority=work.priority,
-            tenant=work.tenant,
-            tokens=len(work.prompt) + len(first.token_ids),
-            output_tokens=work.output_limit - len(first.token_ids),
-            pages=self._pages(members),
-            deadline=work.deadline,
-            go=lambda pair: self._go(waiter, pair, since),
-            refuse=lambda error: self._refused(waiter, error, since),
-            is_begun=first.attempts > 0,
-            place=self._place_in_line and self._place_in_line._replace(uid=first.uid),
-        )
-        self._waiting[waiter] = members
-        if delay:
-            self._queue.enter_later(waiter, delay_seconds=delay)
-        else:
-            self._queue.enter(waiter)
-
-    def _go(self, waiter: Waiter, pair: Pair, since: float) -> None:
-        self._work.trace.queued(since=since, uid=waiter.uid)
-        self._place_in_line = self._place_in_line or waiter.place
-        members = tuple(member for member in self._waiting.pop(waiter) if member.stage is Stage.PLACING)
-        try:
-            if members:
-                self._submit_all(members, pair)
-        except PdserveError as error:
-            self._on_error(error)
-
-    def _refused(self, waiter: Waiter, error: PdserveError, since: float) -> None:
-        self._work.trace.queued(since=since, uid=waiter.uid, error=error.log_text)
-        # What was stopped meanwhile needs no pair, and others of the request may run on well.
-        if any(member.stage is not Stage.ENDED for member in self._waiting.pop(waiter)):
-            self._on_error(error)
-
-    def _leave_line(self, waiter: Waiter) -> None:
-        del self._waiting[waiter]
-        self._queue.leave(waiter)
-
-    def _pages(self, members: Sequence[Completion]) -> int:
-        """Of a decode worker, to begin with."""
-        length = len(self._work.prompt) + len(members[0].token_ids)
-        return group_pages(prompt_len=length, n=len(members), page_size=self._work.page_size)
-
     def _submit_all(self, members: tuple[Completion, ...], pair: Pair) -> None:
         """As one group, unless the decode worker could never reserve for all of them together."""
-        if pair.decode is not None and self._pages(members) > pair.decode.profile.total_pages:
+        if pair.decode is not None and self._places.pages(members) > pair.decode.profile.total_pages:
             for member in members:
                 self._submit((member,), pair)
         else:
@@ -218,7 +167,7 @@ class Attempts:
             pair,
             members=len(members),
             tokens=tokens,
-            pages=self._pages(members),
+            pages=self._places.pages(members),
             on_freed=lambda tokens: self._queue.freed(tokens if is_first else 0),
         )
 
@@ -240,9 +189,7 @@ class Attempts:
             return
         self._take_back(completion, is_computed=is_computed)
         completion.move_to(Stage.ENDED)
-        for waiter, members in list(self._waiting.items()):
-            if all(member.stage is Stage.ENDED for member in members):
-                self._leave_line(waiter)
+        self._places.give_up_ended()
 
     def _take_back(self, completion: Completion, *, is_computed: bool) -> None:
         """What it adds to its workers' loads."""
