@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from common.engine.cuda.launch import INTERPRETED
 from common.engine.cuda.linear_plans import PLANNED_TOKENS
-from common.engine.cuda.ops import LATE_QKV, LATE_TOKENS, CudaOps
+from common.engine.cuda.ops import LATE_TOKENS, CudaOps
 
 EPS = 1e-5
 MAX_ERROR = 2e-2 if INTERPRETED else 1e-2
@@ -28,7 +28,6 @@ def dtype(device: torch.device, tokens: int) -> torch.dtype:
 def test_blocks_are_the_formulas(
     device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, is_large: bool, tokens: int, has_bias: bool
 ) -> None:
-    monkeypatch.setenv(LATE_QKV, "1")
     # A weight that is large is one that the interpreter takes long for.
     monkeypatch.setattr("common.engine.cuda.linear_plans.SMALL_ELEMENTS", 0 if is_large else 1 << 30)
     ops, depth = CudaOps(), 256
@@ -49,12 +48,6 @@ def test_blocks_are_the_formulas(
     root = 1 if unnormed is None else (unnormed.x.double().square().mean(1, keepdim=True) + unnormed.eps).sqrt()
     assert_near(late / root, product)
     assert_near(ops.gated_linear(wide.clone(), bias, norm=norm, eps=EPS).forward(x), torch.nn.functional.silu(gate) * up)
-
-
-def test_q_k_and_v_are_left_to_be_divided_only_if_asked(device: torch.device) -> None:
-    weight, norm = torch.randn(64, 64, device=device).bfloat16(), torch.ones(64, device=device).bfloat16()
-    x = torch.randn(LATE_TOKENS, 64, device=device).bfloat16()
-    assert CudaOps().normed_linear(weight, norm=norm, eps=EPS).forward_late(x)[1] is None
 
 
 def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:

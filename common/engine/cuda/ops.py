@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.nn.functional as F
 
@@ -15,9 +13,8 @@ from common.engine.layers import Block, Linear, NormedBlock, Unnormed
 FOLD_ROWS = 4096
 """Of a weight, in float32 at a time."""
 LATE_TOKENS = 128
-"""Up to so many, gate and up are computed of x as it is, and SiLU's kernel divides them by the root: a kernel less."""
-LATE_QKV = "PDSERVE_LATE_QKV"
-"""In the environment: "1" does the same with q, k and v, to be measured (docs/performance.md)."""
+"""Up to so many, products behind a norm are computed of x as it is, and the kernel that takes them (SiLU's, or the one that
+rotates and stores heads) divides by the root: a kernel less."""
 
 
 class CudaOps:
@@ -26,7 +23,6 @@ class CudaOps:
 
     def __init__(self) -> None:
         self._workspaces: dict[torch.device, Workspace] = {}
-        self._late_qkv_tokens = LATE_TOKENS if os.environ.get(LATE_QKV) == "1" else 0
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return CudaLinear(weight, bias, self._workspace(weight.device))
@@ -40,14 +36,10 @@ class CudaOps:
         eps: float,
         shared: bool = False,
     ) -> NormedBlock:
-        return CudaNormedLinear(
-            weight, bias, norm, eps, self._workspace(weight.device), folded=not shared, late_tokens=self._late_qkv_tokens
-        )
+        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), folded=not shared)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
-        return CudaNormedLinear(
-            weight, bias, norm, eps, self._workspace(weight.device), folded=True, late_tokens=LATE_TOKENS, gated=True
-        )
+        return CudaNormedLinear(weight, bias, norm, eps, self._workspace(weight.device), folded=True, gated=True)
 
     def rotary_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -98,17 +90,15 @@ class CudaNormedLinear:
         workspace: Workspace,
         *,
         folded: bool,
-        late_tokens: int,
         gated: bool = False,
     ) -> None:
-        """folded: norm is multiplied into weight, in place. late_tokens: up to so many, where that can be, the product is of x as
-        it is, and its taker divides it by the root."""
+        """folded: norm is multiplied into weight, in place."""
         if folded:
             fold_norm(weight, norm)
         self._weight, self._bias, self._eps = weight, bias, eps
         self._norm = None if folded else norm
         # Not in float16, which holds no more than 65504; a bias is not to be divided.
-        self._late_tokens = late_tokens if folded and bias is None and weight.dtype == torch.bfloat16 else 0
+        self._late_tokens = LATE_TOKENS if folded and bias is None and weight.dtype == torch.bfloat16 else 0
         self._workspace = workspace
         self._gated = gated
         self._columns = len(weight) // 2 if gated else len(weight)
