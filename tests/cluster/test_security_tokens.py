@@ -90,6 +90,8 @@ async def test_the_two_kinds_of_token_are_apart(guarded: Cluster, client: Client
                 # A worker does not even know the clients' tokens.
                 assert as_client is (PERMISSION_DENIED if role == "router" else UNAUTHENTICATED), rpc.path
                 assert as_worker not in (PERMISSION_DENIED, UNAUTHENTICATED), rpc.path
+    for process in guarded.processes:
+        assert secrets.client_token not in process.output and secrets.worker_token not in process.output
 
 
 async def test_channelz_is_there_if_asked_for_and_for_workers_tokens_only(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 import pytest
 
@@ -101,3 +103,18 @@ def test_ids_to_detokenize_must_be_in_the_vocabulary() -> None:
     assert validate_detokenize(pb2.DetokenizeRequest(), LIMITS) == []
     with pytest.raises(InvalidRequest, match=r"token_ids\[1\] must be in \[0, 1000\), .*got 1000"):
         validate_detokenize(pb2.DetokenizeRequest(token_ids=[3, 1000]), LIMITS)
+
+
+def test_a_prompt_beyond_the_configured_cap_is_refused_naming_the_flag_and_a_shorter_one_is_not() -> None:
+    capped = replace(LIMITS, prompt_cap=5)
+    check_prompt([1] * 5, capped)
+    with pytest.raises(OutOfRange) as caught:
+        check_prompt([1] * 6, capped)
+    assert str(caught.value) == "prompt must have at most 5 tokens (--max-prompt-tokens), got 6"
+
+
+def test_a_cap_beyond_the_context_changes_nothing() -> None:
+    capped = replace(LIMITS, prompt_cap=10**9)
+    assert capped.max_prompt_tokens == LIMITS.max_context - 1
+    with pytest.raises(OutOfRange, match=f"the context of {LIMITS.max_context} less one"):
+        check_prompt([1] * LIMITS.max_context, capped)
