@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import sys
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -19,12 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import StartError
+from common.rpc.client_options import ClientOptions, add_client_options
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
-from common.rpc.security import Credentials
-from common.rpc.server import MAX_MESSAGE_BYTES
-from common.rpc.tls import TlsFiles
-from common.rpc.tokens import TokenFile
 
 CALL_SECONDS = 5.0
 PLAIN_WIDTH = 240
@@ -138,25 +134,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--router", default="127.0.0.1:50051", help="host:port (default: 127.0.0.1:50051)")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: 1)")
     parser.add_argument("--once", action="store_true", help="print one table and end")
-    parser.add_argument("--token-file", type=Path, help="a client token, if the router asks for one")
-    parser.add_argument("--tls-ca", type=Path, help="who the router's certificate is verified with")
-    parser.add_argument("--tls-cert", type=Path, help="this client's certificate, for mutual TLS")
-    parser.add_argument("--tls-key", type=Path, help="and its key")
+    add_client_options(parser)
     return parser
-
-
-def _credentials(options: argparse.Namespace) -> Credentials:
-    """Raises StartError."""
-    has_tls = any((options.tls_ca, options.tls_cert, options.tls_key))
-    return Credentials(
-        tls=TlsFiles(cert=options.tls_cert, key=options.tls_key, ca=options.tls_ca) if has_tls else None,
-        token=TokenFile(options.token_file, flag="--token-file") if options.token_file else None,
-    )
 
 
 async def run(options: argparse.Namespace) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-    async with _credentials(options).connect(options.router, max_message_bytes=MAX_MESSAGE_BYTES) as channel:
+    async with ClientOptions.of(options).connect(options.router) as channel:
         stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
         if not options.once:
             await watch(stub, console, address=options.router, interval=options.interval)
@@ -176,7 +160,7 @@ def main() -> int:
         parser.error(f"--interval must be at least 0.1, got {options.interval:g}")
     try:
         return asyncio.run(run(options))
-    except StartError as error:
+    except (StartError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
