@@ -41,13 +41,16 @@ async def client(cluster: Cluster) -> AsyncIterator[Client]:
 
 
 @pytest.fixture(scope="session")
-def counting_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose model counts: after token t comes t + 1, and after 249 comes 0."""
-    model = make_successor_model(
-        tmp_path_factory.mktemp("models") / "counting", lambda t: (t + 1) % 250 if t < 250 else VOCAB - 1
-    )
+def counting_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that counts: after token t comes t + 1, and after 249 comes 0."""
+    return make_successor_model(tmp_path_factory.mktemp("models") / "counting", lambda t: (t + 1) % 250 if t < 250 else VOCAB - 1)
+
+
+@pytest.fixture(scope="session")
+def counting_cluster(counting_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of the model that counts."""
     folder = tmp_path_factory.mktemp("counting")
-    with Cluster(folder, model, worker_args=SMALL, prefill_args=["--chunk-tokens", str(CHUNK)]) as running:
+    with Cluster(folder, counting_model, worker_args=SMALL, prefill_args=["--chunk-tokens", str(CHUNK)]) as running:
         yield running
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +12,19 @@ import grpc
 import pytest
 
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
+from tests.faults.conftest import COUNTING
 from tests.helpers.client import Client
 from tests.helpers.cluster import Cluster, Process, free_port
 from tests.helpers.eventually import eventually
-from tests.helpers.load import Load, counted
-from tests.helpers.relay import Relay
+from tests.helpers.load import Load, Stream, counted
+from tests.helpers.relayed import CutOff
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 
-ARGS = ("--page-size", "4", "--pool-pages", "3000", "--max-context", "1024", "--max-running", "32")
-"""Room also for what a stopped prefill worker keeps a decode worker from using: it may still write there."""
 FOREVER = {"max_tokens": 900}
 ROLES = ("prefill", "decode")
 NOTICED = 2.0
 """Seconds until a stopped or cut-off worker is known to be one."""
-
-
-@pytest.fixture(scope="module")
-def counting_model(counting_cluster: Cluster) -> Path:
-    return counting_cluster.model
-
-
-@pytest.fixture(scope="module")
-def four(counting_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """2 prefill and 2 decode workers; every test leaves all four in working order."""
-    with Cluster(tmp_path_factory.mktemp("four"), counting_model, prefill=2, decode=2, worker_args=ARGS) as running:
-        yield running
 
 
 @pytest.fixture
@@ -48,42 +35,10 @@ async def client(four: Cluster) -> AsyncIterator[Client]:
         await four.assert_idle(connected, within=15)
 
 
-async def states(client: Client) -> dict[str, str]:
-    response = await client.stub.GetCluster(pb.GetClusterRequest(), timeout=5)
-    return {worker.id: worker.state for worker in response.workers}
-
-
 async def states_are(client: Client, expected: list[str]) -> bool:
     found = sorted(worker.state for worker in (await client.workers()).values())
     assert found == expected, found
     return True
-
-
-class Stream:
-    """One answer of the counting model being read."""
-
-    def __init__(self, client: Client, start: int, *, tokens: int = 900, context: int = 0) -> None:
-        """context: tokens of the prompt in front of start."""
-        self.expected = counted(start, tokens)
-        self.ids: list[int] = []
-        self._call = client.call(
-            [(start + i) % 250 for i in range(context)] + [start], sampling={"max_tokens": tokens}, timeout=60
-        )
-        self._task = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async for event in self._call:
-            self.ids += event.delta.token_ids
-            if event.HasField("finished"):
-                assert event.finished.usage.completion_tokens == len(self.expected)
-
-    async def reaches(self, tokens: int) -> None:
-        await eventually(lambda: len(self.ids) >= tokens or self._task.done(), within=20, every=0.005)
-
-    async def end(self) -> None:
-        """It ended well, every token once."""
-        await self._task
-        assert self.ids == self.expected
 
 
 async def worker_id(process: Process) -> str:
@@ -143,45 +98,6 @@ async def test_a_router_that_was_stopped_goes_on_with_every_call(four: Cluster, 
     assert four.router.is_alive
 
 
-class CutOff:
-    """A further worker whose every connection, from and to it, goes through a relay: cut() is a cable pulled out."""
-
-    def __init__(self, cluster: Cluster, role: str) -> None:
-        self._cluster, self._role = cluster, role
-        self._listen = f"127.0.0.1:{free_port()}"
-        self._relays = [Relay(cluster.address), Relay(self._listen)]
-        self.process: Process
-
-    @property
-    def address(self) -> str:
-        return self._relays[1].address
-
-    async def __aenter__(self) -> CutOff:
-        for relay in self._relays:
-            await relay.__aenter__()
-        slow = ["--chunk-tokens", "4"] if self._role == "prefill" else []
-        extra = ["--advertise", self.address, *slow]
-        self.process = self._cluster.start_worker(self._role, listen=self._listen, router=self._relays[0].address, extra=extra)
-        await asyncio.to_thread(self.process.wait_for_line, "registered with router")
-        return self
-
-    async def __aexit__(self, *_: Any) -> None:
-        for relay in self._relays:
-            relay.is_whole.set()
-        (self._cluster.prefill if self._role == "prefill" else self._cluster.decode).remove(self.process)
-        await asyncio.to_thread(self.process.stop)
-        for relay in self._relays:
-            await relay.__aexit__(None, None, None)
-
-    def cut(self) -> None:
-        for relay in self._relays:
-            relay.is_whole.clear()
-
-    def mend(self) -> None:
-        for relay in self._relays:
-            relay.is_whole.set()
-
-
 @pytest.mark.parametrize("role", ROLES)
 async def test_hnd_09_a_worker_that_is_cut_off_loses_its_requests_at_once_and_comes_back(
     four: Cluster, client: Client, role: str
@@ -237,7 +153,7 @@ async def test_flt_07_client_mistakes_do_not_mark_a_worker_as_broken(four: Clust
 
 
 async def test_flt_09_all_workers_die_under_load_and_others_come(counting_model: Path, tmp_path: Path) -> None:
-    with Cluster(tmp_path, counting_model, worker_args=ARGS) as cluster:
+    with Cluster(tmp_path, counting_model, worker_args=COUNTING) as cluster:
         async with cluster.client() as client:
             pid = cluster.router.pid
             async with Load([client]) as load:
@@ -264,7 +180,7 @@ async def test_flt_09_all_workers_die_under_load_and_others_come(counting_model:
 async def test_flt_11_a_router_killed_and_started_again_finds_all_its_workers(
     counting_model: Path, tmp_path: Path, times: int
 ) -> None:
-    with Cluster(tmp_path, counting_model, prefill=2, decode=2, worker_args=ARGS) as cluster:
+    with Cluster(tmp_path, counting_model, prefill=2, decode=2, worker_args=COUNTING) as cluster:
         for _ in range(times):
             async with cluster.client() as client:
                 streams = [client.call([i], sampling=FOREVER) for i in range(8)]

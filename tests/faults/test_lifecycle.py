@@ -6,7 +6,7 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.rpc.channels import make_channel
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
+from tests.faults.conftest import COUNTING
 from tests.helpers.client import Client, first_event
 from tests.helpers.cluster import Cluster, Process, free_port
 from tests.helpers.eventually import eventually
@@ -24,20 +25,7 @@ from tests.helpers.load import Load, counted
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
-ARGS = ("--page-size", "4", "--pool-pages", "3000", "--max-context", "1024", "--max-running", "32")
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
-
-
-@pytest.fixture(scope="module")
-def counting_model(counting_cluster: Cluster) -> Path:
-    return counting_cluster.model
-
-
-@pytest.fixture(scope="module")
-def four(counting_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """2 prefill and 2 decode workers; every test leaves as many in working order."""
-    with Cluster(tmp_path_factory.mktemp("four"), counting_model, prefill=2, decode=2, worker_args=ARGS) as running:
-        yield running
 
 
 @pytest.fixture
@@ -100,7 +88,7 @@ async def test_a_rolling_restart_of_every_worker_under_load_fails_no_request(fou
 async def test_a_worker_that_cannot_finish_in_time_hands_back_and_its_requests_go_on_elsewhere(
     counting_model: Path, tmp_path: Path
 ) -> None:
-    with Cluster(tmp_path, counting_model, prefill=2, decode=2, worker_args=[*ARGS, "--grace", "500ms"]) as cluster:
+    with Cluster(tmp_path, counting_model, prefill=2, decode=2, worker_args=[*COUNTING, "--grace", "500ms"]) as cluster:
         async with cluster.client() as client:
             calls = [asyncio.ensure_future(client.generate([i], sampling={"max_tokens": 900}, timeout=60)) for i in range(8)]
             await asyncio.sleep(0.5)
@@ -119,7 +107,7 @@ async def test_a_worker_that_cannot_finish_in_time_hands_back_and_its_requests_g
 
 async def test_one_pair_restarted_in_place_fails_no_request(counting_model: Path, tmp_path: Path) -> None:
     listen = {role: f"127.0.0.1:{free_port()}" for role in ("prefill", "decode")}
-    cluster = Cluster(tmp_path, counting_model, prefill=0, decode=0, worker_args=[*ARGS, "--grace", "2s"])
+    cluster = Cluster(tmp_path, counting_model, prefill=0, decode=0, worker_args=[*COUNTING, "--grace", "2s"])
     try:
         cluster.start_router()
         for role, address in listen.items():
@@ -141,7 +129,7 @@ async def test_two_routers_restarted_one_by_one_fail_no_request_of_a_client_that
     counting_model: Path, tmp_path: Path
 ) -> None:
     second = f"127.0.0.1:{free_port()}"
-    with Cluster(tmp_path, counting_model, worker_args=[*ARGS, "--router", second]) as cluster:
+    with Cluster(tmp_path, counting_model, worker_args=[*COUNTING, "--router", second]) as cluster:
         args = ["--listen", second, "--model", str(counting_model)]
         routers = {cluster.address: cluster.router, second: cluster._start("router", args)}
         await asyncio.to_thread(routers[second].wait_for_line, "router ready on")
@@ -227,7 +215,7 @@ async def test_an_operator_drains_a_worker_to_its_end(four: Cluster, client: Cli
 
 
 async def test_lif_01_a_router_told_to_stop_keeps_its_promise_to_running_calls(counting_model: Path, tmp_path: Path) -> None:
-    with Cluster(tmp_path, counting_model, worker_args=ARGS, router_args=["--grace", "20s"]) as cluster:
+    with Cluster(tmp_path, counting_model, worker_args=COUNTING, router_args=["--grace", "20s"]) as cluster:
         async with cluster.client() as client:
             calls = [client.call([i], sampling={"max_tokens": 600}) for i in range(8)]
             first = [await first_event(call, "delta") for call in calls]
@@ -249,7 +237,7 @@ async def test_lif_01_a_router_told_to_stop_keeps_its_promise_to_running_calls(c
 
 async def test_lif_03_one_interrupt_drains_and_ends_an_endless_call(tiny: Path, tmp_path: Path) -> None:
     grace = ["--grace", "1s"]
-    with Cluster(tmp_path, tiny, worker_args=[*ARGS, *grace], router_args=grace) as cluster:
+    with Cluster(tmp_path, tiny, worker_args=[*COUNTING, *grace], router_args=grace) as cluster:
         async with cluster.client() as client:
             call = client.call([1], sampling={"max_tokens": 1000, "ignore_eos": True})
             await first_event(call, "delta")
@@ -271,7 +259,7 @@ async def test_lif_03_one_interrupt_drains_and_ends_an_endless_call(tiny: Path, 
 async def test_grp_02_a_client_without_a_deadline_gets_a_status_within_seconds(
     counting_model: Path, tmp_path: Path, how: str
 ) -> None:
-    with Cluster(tmp_path, counting_model, worker_args=ARGS, router_args=["--grace", "0s"]) as cluster:
+    with Cluster(tmp_path, counting_model, worker_args=COUNTING, router_args=["--grace", "0s"]) as cluster:
         async with cluster.client() as client:
             call = client.call([1], sampling={"max_tokens": 1000}, timeout=None)  # type: ignore[arg-type]
             await first_event(call, "delta")
@@ -291,7 +279,7 @@ async def test_grp_02_a_client_without_a_deadline_gets_a_status_within_seconds(
 
 
 async def test_everything_stopped_at_once_warns_of_nobody(counting_model: Path, tmp_path: Path) -> None:
-    with Cluster(tmp_path, counting_model, worker_args=ARGS) as cluster:
+    with Cluster(tmp_path, counting_model, worker_args=COUNTING) as cluster:
         async with cluster.client() as client:
             await client.generate([1], sampling={"max_tokens": 5})
         warnings = Warnings(cluster.processes)

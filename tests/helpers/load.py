@@ -11,6 +11,7 @@ from types import TracebackType
 import grpc
 
 from tests.helpers.client import Client
+from tests.helpers.eventually import eventually
 
 WRAP = 250
 
@@ -81,3 +82,30 @@ class Load:
             assert got == expected, "a token is lost or doubled"
             return None
         raise AssertionError("a load needs a client")
+
+
+class Stream:
+    """One answer of the counting model being read."""
+
+    def __init__(self, client: Client, start: int, *, tokens: int = 900, context: int = 0) -> None:
+        """context: tokens of the prompt in front of start."""
+        self.expected = counted(start, tokens)
+        self.ids: list[int] = []
+        self._call = client.call(
+            [(start + i) % 250 for i in range(context)] + [start], sampling={"max_tokens": tokens}, timeout=60
+        )
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for event in self._call:
+            self.ids += event.delta.token_ids
+            if event.HasField("finished"):
+                assert event.finished.usage.completion_tokens == len(self.expected)
+
+    async def reaches(self, tokens: int) -> None:
+        await eventually(lambda: len(self.ids) >= tokens or self._task.done(), within=20, every=0.005)
+
+    async def end(self) -> None:
+        """It ended well, every token once."""
+        await self._task
+        assert self.ids == self.expected
