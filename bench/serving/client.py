@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -22,6 +23,8 @@ import uvloop
 
 from bench.serving.records import Record
 from bench.serving.shots import Shot
+from common.errors import StartError
+from common.rpc.client_options import ClientOptions
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -159,7 +162,12 @@ def _say(value: Any) -> None:
 
 async def main() -> None:
     job = Job.from_json(sys.stdin.readline())
-    async with grpc.aio.insecure_channel(job.router) as channel:
+    try:
+        # The parent has no need of them, so they come past it.
+        connecting = ClientOptions.from_environment().connect(job.router, silence=timedelta(seconds=60))
+    except (StartError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    async with connecting as channel:
         client = Client(job, channel)
         try:
             _say({"ready": await client.prepare()})

@@ -1,8 +1,9 @@
-"""How a client program is told of TLS and its token: the same flags for each of them."""
+"""How a client program is told of TLS and its token: the same flags and variables (PDSERVE_TOKEN_FILE) for each of them."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import grpc
 
 from common.address import Address
+from common.config import ENV_PREFIX
 from common.rpc.auth import HEADER, SCHEME
 from common.rpc.channels import PEER_SILENCE
 from common.rpc.security import Credentials
@@ -18,16 +20,21 @@ from common.rpc.server import MAX_MESSAGE_BYTES
 from common.rpc.tls import TlsFiles
 from common.rpc.tokens import TokenFile
 
+FILES = {
+    "tls-ca": "authorities in PEM that the router's certificate is verified with; means --tls",
+    "tls-cert": "certificate to show, where the router asks for one (mutual TLS)",
+    "tls-key": "its key",
+    "token-file": "file whose first token is shown to the router",
+}
+
 
 def add_client_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("security of the connection")
     group.add_argument("--tls", action="store_true", help="speak TLS, with the system's authorities unless --tls-ca is given")
-    group.add_argument(
-        "--tls-ca", type=Path, help="authorities in PEM that the router's certificate is verified with; means --tls"
-    )
-    group.add_argument("--tls-cert", type=Path, help="certificate to show, where the router asks for one (mutual TLS)")
-    group.add_argument("--tls-key", type=Path, help="its key")
-    group.add_argument("--token-file", type=Path, help="file whose first token is shown to the router")
+    for name, help in FILES.items():
+        variable = ENV_PREFIX + name.replace("-", "_").upper()
+        default = os.environ.get(variable)
+        group.add_argument(f"--{name}", type=Path, default=default and Path(default), help=f"{help} ({variable})")
 
 
 class ClientOptions(NamedTuple):
@@ -36,6 +43,13 @@ class ClientOptions(NamedTuple):
     tls: TlsFiles | None
     token: TokenFile | None
     arguments: argparse.Namespace
+
+    @classmethod
+    def from_environment(cls) -> ClientOptions:
+        """What the variables say. Raises as of() does."""
+        parser = argparse.ArgumentParser()
+        add_client_options(parser)
+        return cls.of(parser.parse_args([]))
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> ClientOptions:

@@ -45,3 +45,14 @@ def test_what_cannot_work_is_said(tmp_path: Path) -> None:
         options("--tls-cert=/c")
     with pytest.raises(ValueError, match="must be host:port"):
         options().connect("nowhere")
+
+
+def test_variables_say_the_same_and_flags_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = Secrets(tmp_path, tls=True, tokens=True)
+    monkeypatch.setenv("PDSERVE_TLS_CA", str(secrets.ca))
+    monkeypatch.setenv("PDSERVE_TOKEN_FILE", "/no/file")
+    with pytest.raises(StartError, match="--token-file /no/file does not exist"):
+        ClientOptions.from_environment()
+    given = options(f"--token-file={secrets.clients}")
+    assert given.grpcurl()[:2] == ["-cacert", str(secrets.ca)]
+    assert given.token is not None and given.token.presented == secrets.client_token
