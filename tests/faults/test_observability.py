@@ -158,7 +158,8 @@ async def test_obs_03_counters_only_rise_whatever_the_order(metered: Cluster) ->
     assert retracted > before["router"].value("pdserve_retractions_total"), "the pages were to run out"
     # One that met a cancel on its way is the worker's alone.
     assert retracted <= decode.value("pdserve_decode_retractions_total", cause="pages")
-    assert retracted == router.value("pdserve_attempts_total", cause="retraction")
+    # One that is cancelled while it waits to begin anew never does.
+    assert 0 < router.value("pdserve_attempts_total", cause="retraction") <= retracted
     assert router.value("pdserve_refusals_total", reason="already_exists") >= 1
     assert router.value("pdserve_refusals_total", reason="out_of_range") == 10
     handoffs = prefill.by("pdserve_handoffs_total", "transport")
