@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -28,7 +29,6 @@ from tests.helpers.cluster import Cluster, Process, free_port
 from tests.helpers.eventually import eventually
 from tests.helpers.prompts import prompt
 from tests.helpers.relay import Relay
-from tests.helpers.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.faults
 
@@ -40,16 +40,15 @@ MESSAGE_LIMIT = 16 << 20
 
 
 class Waits(NamedTuple):
-    """Seconds. prompt: tokens that take about twice `silence`, one a step, on a slow machine."""
+    """Seconds."""
 
     ping: float
     silence: float
     idle: float
-    prompt: int
 
 
-SHORT = Waits(ping=1, silence=2, idle=4, prompt=3000)
-LONG = Waits(ping=10, silence=40, idle=60, prompt=30_000)
+SHORT = Waits(ping=1, silence=3, idle=4)
+LONG = Waits(ping=10, silence=45, idle=60)
 FULL = pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(400)])
 
 
@@ -58,21 +57,22 @@ def address_of(worker: Process) -> str:
 
 
 @pytest.mark.parametrize("waits", [SHORT, FULL], ids=["short", "long"])
-async def test_grp_01_client_pings_during_a_long_silence_and_while_idle(tmp_path: Path, waits: Waits) -> None:
-    model = make_tiny_model(tmp_path / "model", max_context=waits.prompt + 16)
-    pool = ["--page-size", "16", "--pool-pages", str(waits.prompt // 16 + 8)]
+async def test_grp_01_client_pings_during_a_long_silence_and_while_idle(tiny: Path, tmp_path: Path, waits: Waits) -> None:
+    """A simulated prompt of 100 steps, which take as long as is said."""
+    (profile := tmp_path / "profile.json").write_text(json.dumps({"prefill_base": waits.silence / 100}))
     options = [
         ("grpc.keepalive_time_ms", int(waits.ping * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
-    with Cluster(tmp_path, model, worker_args=pool, prefill_args=["--chunk-tokens", "1"]) as cluster:
+    sim = ["--engine", "sim", "--sim-profile", str(profile)]
+    with Cluster(tmp_path, tiny, worker_args=[*SMALL, *sim], prefill_args=["--chunk-tokens", "1"]) as cluster:
         async with Relay(cluster.address) as relay:
             channel = grpc.aio.insecure_channel(relay.address, options=options)
             async with Client(relay.address, channel=channel) as client:
                 began = time.monotonic()
-                await client.generate(prompt(waits.prompt), sampling={"max_tokens": 2, "ignore_eos": True}, timeout=300)
-                assert time.monotonic() - began > waits.silence, "the prompt was too short for a silence"
+                await client.generate(prompt(100), sampling={"max_tokens": 2, "ignore_eos": True}, timeout=300)
+                assert time.monotonic() - began > 0.9 * waits.silence, "there was no silence"
                 sent = relay.passed_up
                 await asyncio.sleep(waits.idle)
                 assert relay.passed_up - sent >= 17 * (waits.idle // waits.ping - 1), "the client pinged while it was idle"
