@@ -35,6 +35,8 @@ from tests.helpers.cluster import Process, free_port
 from tests.helpers.eventually import eventually
 
 POLICIES: tuple[str, ...] = get_args(PolicyName)
+LEASE_SECONDS, TRANSFER_SECONDS = 10.0, 20.0
+"""Simulated: where a chunk of 8192 tokens takes seconds, a lease of ten would run out in it."""
 COLUMNS = (
     *("trace", "policy", "requests", "failed", "ttft p50", "p99 ms", "gap p99"),
     *("cached", "good", "goodput/s", "tokens/s", "lag s"),
@@ -56,8 +58,9 @@ async def measure(args: argparse.Namespace, policy: str, trace: TraceName, folde
         processes=args.processes,
         time_scale=args.time_scale,
         seed=args.seed,
-        decode_args=args.decode_args,
         arguments=() if args.sim_profile is None else ("--sim-profile", str(args.sim_profile)),
+        prefill_args=("--transfer-timeout", f"{TRANSFER_SECONDS / args.time_scale:g}s"),
+        decode_args=("--lease", f"{LEASE_SECONDS / args.time_scale:g}s", *args.decode_args),
     )
     questions = Traffic(trace, rate=args.rate, seconds=args.seconds, seed=args.seed).questions()
     try:
