@@ -15,7 +15,7 @@ from common import core, wire
 from common.core import Batch, Context, Req, SamplingParams
 from common.errors import Incompatible
 from common.rpc.gen.pdserve.v1 import work_pb2
-from common.work import Compatibility, FinishReason, PageCounts, TokenOut, WorkerLoad, WorkerProfile, WorkFailure
+from common.work import MAX_COMPLETIONS, Compatibility, FinishReason, PageCounts, TokenOut, WorkerLoad, WorkerProfile, WorkFailure
 from common.work_key import WorkKey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,14 +133,14 @@ def reqs(draw: st.DrawFn) -> Req:
         table_idx=-1,
         cached_len=draw(st.integers(0, len(ids) - 1)),
         output_len=draw(st.integers(0, 2**31)),
-        uid=draw(st.integers(0, 2**64 - 1)),
+        uid=draw(st.integers(0, 2**64 - MAX_COMPLETIONS)),
         sampling_params=draw(SAMPLING),
         cache_handle=None,
         prompt_len=draw(st.integers(1, len(ids))),
         router_epoch=draw(st.integers(0, 2**64 - 1)),
         attempt=draw(st.integers(1, 2**32 - 1)),
         completion=draw(st.integers(0, 100)),
-        n=draw(st.integers(1, 100)),
+        n=draw(st.integers(1, MAX_COMPLETIONS)),
         logprobs=draw(st.none() | st.integers(0, 20)),
         priority=draw(st.integers(-(2**31), 2**31 - 1)),
         request_id=draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=20)),

@@ -400,7 +400,7 @@ async def test_a_commit_that_is_never_answered_fails_the_attempt_when_the_time_i
 
 
 async def test_a_lost_lease_found_while_committing_does_not_undo_a_commit_that_succeeds(stands: Make) -> None:
-    stand, go = await stands(lease_ms=150), asyncio.Event()
+    stand, go = await stands(lease_ms=600), asyncio.Event()
     stand.decode.after["Commit"] = waits(go)
     journey = stand.submit(IDS)
     await eventually(lambda: "Renew" in stand.decode.calls, within=2)
@@ -411,7 +411,7 @@ async def test_a_lost_lease_found_while_committing_does_not_undo_a_commit_that_s
 
 @pytest.mark.parametrize("transport", ["grpc", "shm"])
 async def test_a_lease_is_renewed_while_the_prompt_is_being_computed(stands: Make, transport: str) -> None:
-    stand = await stands(transport=transport, lease_ms=200, chunk_tokens=1, before_run=lambda batch: time.sleep(0.06))
+    stand = await stands(transport=transport, lease_ms=600, chunk_tokens=1, before_run=lambda batch: time.sleep(0.1))
     await stand.finish(stand.submit(IDS))
     assert stand.report.kinds[-1] == "handed_off" and stand.decode.ticket.renewals >= 3
 
