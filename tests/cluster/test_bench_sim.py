@@ -22,6 +22,8 @@ async def test_a_policy_under_a_trace_is_measured_in_simulated_time(tmp_path: Pa
         time_scale=2.0,
         seed=1,
         sim_profile=None,
+        router_args=[],
+        decode_args=[],
         rate=20.0,
         seconds=3.0,
         slo=[Slo.parse("ttft:max:60s")],
