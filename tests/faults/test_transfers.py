@@ -76,11 +76,15 @@ async def test_hnd_07_a_transfer_that_begins_and_never_ends_is_given_up(tiny: Pa
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("cut_seconds", "timeout_seconds"),
-    [(1, 4), (4, 1), pytest.param(30, 20, marks=pytest.mark.long)],
-    ids=["mended before", "mended after", "long"],
+    ("transport", "cut_seconds", "timeout_seconds"),
+    [
+        ("grpc", 1, 4),
+        ("grpc", 4, 1),
+        ("shm", 4, 1),
+        pytest.param("grpc", 30, 20, marks=pytest.mark.long),
+        pytest.param("shm", 30, 20, marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
 async def test_hnd_09_transfers_cut_off_between_the_workers_end_and_their_pages_come_back(
     tiny: Path, tmp_path: Path, transport: str, cut_seconds: int, timeout_seconds: int
 ) -> None:
