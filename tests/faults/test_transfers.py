@@ -26,16 +26,17 @@ PUSH = "/pdserve.v1.HandoffService/Push"
 
 
 class EveryFifthPush:
-    """Lets the first frame of every fifth transfer pass, and nothing after it."""
+    """Lets the first frame of every fifth transfer pass, and nothing after it, until it is over."""
 
     def __init__(self) -> None:
         self.pushes = self.stuck = 0
+        self.is_over = False
 
     async def __call__(self, method: str, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         is_stuck = False
         if method == PUSH:
             self.pushes += 1
-            is_stuck = self.pushes % 5 == 0
+            is_stuck = self.pushes % 5 == 0 and not self.is_over
             self.stuck += is_stuck
         number = 0
         async for request in requests:
@@ -71,6 +72,7 @@ async def test_hnd_07_a_transfer_that_begins_and_never_ends_is_given_up(tiny: Pa
             await asyncio.gather(*(one(i) for i in range(100)))
             assert meddle.stuck >= 20
             assert ends[-1] - ends[49] < 2 * ends[49] + 2 * min(seconds, 15), "it gets slower and slower"
+            meddle.is_over = True
             await cluster.capacity_probe(client)
 
 

@@ -26,7 +26,8 @@ class GrpcProxy(grpc.GenericRpcHandler):
 
     async def __aenter__(self) -> GrpcProxy:
         self._channel = grpc.aio.insecure_channel(self._target, options=[("grpc.max_receive_message_length", -1)])
-        self._server = grpc.aio.server(handlers=[self], options=[("grpc.max_receive_message_length", -1)])
+        options = [("grpc.max_receive_message_length", -1), ("grpc.http2.max_ping_strikes", 0)]
+        self._server = grpc.aio.server(handlers=[self], options=options)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self
