@@ -26,7 +26,7 @@ class RouterConfig(SecurityConfig):
     max_in_flight: int = option(4096, "requests that may be in the router at once; one more is refused")
     max_attempts: int = option(3, "how often work on a request may fail before its call fails")
     pair_wait: timedelta = option(timedelta(seconds=2), "how long a request waits while there is no pair of workers for it")
-    policy: PolicyName = option("least_load", "how workers are chosen for a request (docs/decisions/0014)")
+    policy: PolicyName = option("prefix", "how workers are chosen for a request (docs/decisions/0014)")
     session_key: str = option("x-session-id", "metadata key that names a request's session, for --policy session")
     tenant_key: str = option(
         "x-tenant-id", "metadata key that names whose request it is: tenants share the prefill workers evenly"

@@ -1,7 +1,7 @@
 """prefix: where most of the prompt is probably cached, weighed against who is how busy.
 
 Both in prompt tokens: a worker's cost is what it has still to compute plus what it would have to compute of this prompt. A prefix
-has a home by rendezvous hashing of its first blocks (router/policies/rendezvous.py), which is credited with those blocks unseen:
+has a home by rendezvous hashing of its first blocks (router/policies/rendezvous.py), which is credited with a block unseen:
 so routers that know nothing of each other's requests, or nothing yet, send equal prefixes to the same worker. Whoever is loaded
 beyond the bound gets none. Decode workers are chosen by load alone: what they have cached saves copying, not computing.
 """
@@ -18,6 +18,8 @@ from router.workers import Worker
 
 KEY_TOKENS = 256
 """Leading tokens, at most, that say where a prefix is at home."""
+CREDIT_BLOCKS = 1
+"""Blocks that a home is supposed to have, unseen: enough to be preferred among equals, and no more, for most prompts are new."""
 
 
 def prefix(seats: Seats, ask: Ask, state: PrefixMap) -> Pair:
@@ -31,7 +33,7 @@ def prefix(seats: Seats, ask: Ask, state: PrefixMap) -> Pair:
     home = heaviest(blocks[key_blocks - 1], allowed)
 
     def cost(worker: Worker) -> tuple[int, bool, str]:
-        cached = max(state.matched(worker.id, blocks), key_blocks if worker.id == home else 0)
+        cached = max(state.matched(worker.id, blocks), CREDIT_BLOCKS if worker.id == home else 0)
         return worker.queued_tokens - cached * tokens, worker.id != home, worker.id
 
     first = min((worker for worker in seats.firsts if worker.id in allowed), key=cost)

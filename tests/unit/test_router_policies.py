@@ -243,4 +243,4 @@ class TestPrefix:
         give(home, requests=0, tokens=300)
         assert placer.choose(seats, ask).prefill is home, "640 tokens are known to be there"
         placer.flushed()
-        assert placer.choose(seats, ask).prefill is not home, "only the 256 of a home are hoped for"
+        assert placer.choose(seats, ask).prefill is not home, "only one block of a home is hoped for"

@@ -79,7 +79,7 @@ class GenerationServiceServicer:
     def Generate(self, request, context):
         """Streams one Started, then Deltas, then one Finished per completion; any failure is one non-OK status for the call.
         RESOURCE_EXHAUSTED for load comes at once, with google.rpc.RetryInfo in its details (grpc-status-details-bin): the queue is full, or
-        the first token is expected after the call's deadline. Metadata: x-tenant-id names whom to share fairly with, x-session-id what
+        the answer is expected after the call's deadline. Metadata: x-tenant-id names whom to share fairly with, x-session-id what
         belongs together (the keys are options of the router).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
