@@ -1,10 +1,11 @@
 """The router's own speed: fake workers in one process, the router, and this one client, on the same cores.
 
-    python -m bench.router [--streams 128] [--tokens 400] [--rate 5000] [--model FOLDER]
+    python -m bench.router [--streams 128] [--tokens 600] [--rate 5000] [--model FOLDER] [--no-matrix]
 
 Prints tokens/s delivered while decode emits as fast as flow control takes it, as text and as ids_only; the age of tokens on
 arrival at a fixed rate, through the router and, as the baseline, with the same client reading the same streams straight from
 the worker's process (bench/router_direct.py); and what a token costs the router.
+Then the same rates at 1 to 1024 streams over 1 to 64 workers of each role, and what a request of one token costs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ from tests.helpers.client import Client, request
 from tests.helpers.cluster import Process, free_port
 
 WARM_SECONDS = 1.0
+MATRIX_STREAMS = (1, 16, 128, 1024)
+MATRIX_WORKERS = (1, 8, 64)
+MATRIX_TOKENS = 200_000
+"""Of all streams together, as fast as possible."""
+MATRIX_REQUESTS = 128
+"""So many at once make their processor time measurable."""
 
 
 @dataclass
@@ -104,8 +111,8 @@ class Stand:
 
 
 @contextmanager
-def stand(model: Path, *, rate: float) -> Iterator[Stand]:
-    """A router process and a worker process that emits `rate` tokens/s (0: as fast as possible)."""
+def stand(model: Path, *, rate: float, workers: int = 1) -> Iterator[Stand]:
+    """A router process and a process of so many workers of each role that emit `rate` tokens/s (0: as fast as possible)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         times = folder / "times"
@@ -113,7 +120,11 @@ def stand(model: Path, *, rate: float) -> Iterator[Stand]:
         address, direct = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         router = Process("router", ["--model", str(model), "--listen", address], log=folder / "router.log")
         arguments = ["--router", address, "--fingerprint", fingerprint(ModelDir.open(model)), "--times", str(times)]
-        worker = Process("bench.router_worker", [*arguments, "--direct", direct, "--rate", str(rate)], log=folder / "worker.log")
+        worker = Process(
+            "bench.router_worker",
+            [*arguments, "--direct", direct, "--rate", str(rate), "--workers", str(workers)],
+            log=folder / "worker.log",
+        )
         try:
             router.wait_for_line("router ready")
             with times.open("r+b") as file:
@@ -167,14 +178,33 @@ def main(model: Path, *, streams: int, tokens: int, rate: float, rounds: int) ->
     fixed_rate(model, streams=streams, rate=rate, rounds=rounds)
 
 
+def matrix(model: Path) -> None:
+    """One router under few and many streams and workers. A request's cost is that of one that makes a single token."""
+    print(f"\n{'':34} {'tokens/s, text / ids':>22} {'router us per token':>20} {'per request, us':>16}")
+    for workers in MATRIX_WORKERS:
+        with stand(model, rate=0, workers=workers) as on:
+            for streams in MATRIX_STREAMS:
+                tokens = min(3000, MATRIX_TOKENS // streams)
+                text, ids = (on.load(on.router, streams=streams, tokens=tokens, ids_only=ids_only) for ids_only in (False, True))
+                single = on.load(on.router, streams=streams, tokens=1)
+                costs = " / ".join(f"{one.router_cpu / one.tokens * 1e6:.1f}" for one in (text, ids))
+                rates = f"{text.rate:,.0f} / {ids.rate:,.0f}"
+                name = f"{streams} streams, {workers} + {workers} workers"
+                request = f"{single.router_cpu / single.tokens * 1e6:,.0f}" if streams >= MATRIX_REQUESTS else "-"
+                print(f"{name:34} {rates:>22} {costs:>20} {request:>16}", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=600, help="per stream, as fast as possible")
     parser.add_argument("--rate", type=float, default=5000.0, help="tokens per second of the fixed run")
     parser.add_argument("--rounds", type=int, default=2, help="of the fixed run, 6 s direct and 6 s through the router each")
+    parser.add_argument("--matrix", action=argparse.BooleanOptionalAction, default=True, help="streams by workers")
     parser.add_argument("--model", type=Path, help="folder of a model; default: a tiny one is made")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         model = args.model or make_model(Path(made) / "tiny")
         main(model, streams=args.streams, tokens=args.tokens, rate=args.rate, rounds=args.rounds)
+        if args.matrix:
+            matrix(model)

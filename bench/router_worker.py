@@ -1,6 +1,7 @@
 """The fake workers of bench/router.py, in a process of their own: prefill takes no time, decode emits steps as told.
 
     python -m bench.router_worker --router ADDR --direct ADDR --fingerprint HEX --times FILE [--rate TOKENS_PER_SECOND]
+        [--workers N]
 
 At --direct the same process serves clients itself (bench/router_direct.py): what a stream costs without a router.
 Every token's id is the number of the step that made it, modulo IDS; FILE holds the time of each such step, so that a client
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +71,32 @@ class Decoder:
 
 
 class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    """Hands each prompt to the decode worker that the router chose."""
+
+    def __init__(self, worker_id: str, decoders: Mapping[str, Decoder]) -> None:
+        self._worker_id = worker_id
+        self._decoders = decoders
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        await context.write(prefill_pb2.PrefillSessionResponse(opened=prefill_pb2.SessionOpened(worker_id="p")))
+        await context.write(prefill_pb2.PrefillSessionResponse(opened=prefill_pb2.SessionOpened(worker_id=self._worker_id)))
         async for message in request_iterator:
             if message.HasField("submit"):
                 key = message.submit.req.key
                 first = work_pb2.Token(uid=key.uid, attempt=key.attempt, index=0)
+                if is_only := message.submit.req.output_len == 1:
+                    first.finish = generation_pb2.FINISH_REASON_LENGTH
                 await context.write(prefill_pb2.PrefillSessionResponse(first_token=first))
-                self._decoder.add(message.submit.req)
+                if not is_only:
+                    self._decoders[message.submit.decode_worker].add(message.submit.req)
 
 
 class Decode(decode_pb2_grpc.DecodeServiceServicer):
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, worker_id: str, decoder: Decoder) -> None:
+        self._worker_id = worker_id
         self._decoder = decoder
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        await context.write(decode_pb2.DecodeSessionResponse(opened=prefill_pb2.SessionOpened(worker_id="d")))
+        await context.write(decode_pb2.DecodeSessionResponse(opened=prefill_pb2.SessionOpened(worker_id=self._worker_id)))
         reader = asyncio.create_task(self._read(request_iterator))
         try:
             while True:
@@ -101,14 +110,16 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
                 self._decoder.cancel(message.cancel.uid)
 
 
-async def main(router: str, direct: str, fingerprint: str, steps: Steps) -> None:
-    decoder = Decoder(steps)
+async def main(router: str, direct: str, fingerprint: str, steps: Steps, *, workers: int) -> None:
+    """workers: prefill workers and as many decode workers."""
     same = Compatibility(fingerprint, "float32", 16, 4096, 2, 2, 16)
     load = WorkerLoad(pages=PageCounts(TOTAL_PAGES, 0, 0, 0, TOTAL_PAGES))
-    roles: list[tuple[str, Role, Any, Any]] = [
-        ("p", "prefill", prefill_pb2_grpc.add_PrefillServiceServicer_to_server, Prefill(decoder)),
-        ("d", "decode", decode_pb2_grpc.add_DecodeServiceServicer_to_server, Decode(decoder)),
-    ]
+    roles: list[tuple[str, Role, Any, Any]] = []
+    decoders = {f"d{number}": Decoder(steps) for number in range(workers)}
+    for name, decoder in decoders.items():
+        roles.append((name, "decode", decode_pb2_grpc.add_DecodeServiceServicer_to_server, Decode(name, decoder)))
+        name = f"p{name[1:]}"
+        roles.append((name, "prefill", prefill_pb2_grpc.add_PrefillServiceServicer_to_server, Prefill(name, decoders)))
     server = make_server()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(Direct(steps), server)
     await bind(server, Address.parse(direct))
@@ -135,6 +146,15 @@ if __name__ == "__main__":
     parser.add_argument("--fingerprint", required=True)
     parser.add_argument("--times", type=Path, required=True)
     parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument("--workers", type=int, default=1, help="prefill workers, and as many decode workers")
     args = parser.parse_args()
     with args.times.open("r+b") as file, mmap.mmap(file.fileno(), IDS * 8) as shared:
-        uvloop.run(main(args.router, args.direct, args.fingerprint, Steps(memoryview(shared).cast("d"), rate=args.rate)))
+        uvloop.run(
+            main(
+                args.router,
+                args.direct,
+                args.fingerprint,
+                Steps(memoryview(shared).cast("d"), rate=args.rate),
+                workers=args.workers,
+            )
+        )
