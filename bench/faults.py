@@ -70,14 +70,8 @@ class Stand:
         self._second = f"127.0.0.1:{free_port()}" if scenario.routers == 2 else ""
         self._listen = f"127.0.0.1:{free_port()}"
         others = ("--router", self._second) if self._second else ()
-        self.cluster = Cluster(
-            folder,
-            model,
-            prefill=scenario.workers,
-            decode=scenario.workers,
-            worker_args=(*WORKER_ARGS, *others),
-            is_awaited=False,
-        )
+        workers = (*WORKER_ARGS, *others)
+        self.cluster = Cluster(folder, model, worker_args=workers, router_args=scenario.router_args)
         self.clients: list[Client] = []
         self.killed = 0.0
         self._second_router: Process | None = None
