@@ -79,8 +79,8 @@ class NoTracing:
 NO_TRACING: Tracing = NoTracing()
 
 
-def check_endpoint(endpoint: str | None) -> None:
-    """Raises ValueError unless it is None or a URL that an OTLP exporter over gRPC takes."""
+def check_endpoint(endpoint: str | None, *, name: str = "--otlp-endpoint") -> None:
+    """Raises ValueError unless it is None or a URL that an OTLP exporter over gRPC takes. name: of what says it."""
     if endpoint is None:
         return
     try:
@@ -89,12 +89,13 @@ def check_endpoint(endpoint: str | None) -> None:
     except ValueError:
         is_good = False
     if not is_good:
-        raise ValueError(f"--otlp-endpoint must be http://HOST:PORT or https://HOST:PORT (OTLP over gRPC), got {endpoint!r}")
+        raise ValueError(f"{name} must be http://HOST:PORT or https://HOST:PORT (OTLP over gRPC), got {endpoint!r}")
 
 
 def start_tracing(endpoint: str | None, *, role: str, instance: str = "") -> Tracing:
-    """instance: this process among those of its role. Raises StartError if the packages are missing."""
-    endpoint = endpoint or next((value for name in ENDPOINT_VARIABLES if (value := os.environ.get(name))), None)
+    """instance: this process among those of its role. Raises StartError if the packages are missing, or on a variable that
+    names no endpoint: an exporter would try to reach it for ever and say so in passing only."""
+    endpoint = endpoint or _endpoint_of_environment()
     if endpoint is None:
         return NO_TRACING
     try:
@@ -102,3 +103,14 @@ def start_tracing(endpoint: str | None, *, role: str, instance: str = "") -> Tra
     except ModuleNotFoundError as error:
         raise StartError(f"traces to {endpoint} need the extra 'otlp' (pip install 'pdserve[otlp]'): {error}") from error
     return OtlpTracing(endpoint, role=role, instance=instance)
+
+
+def _endpoint_of_environment() -> str | None:
+    for name in ENDPOINT_VARIABLES:
+        if endpoint := os.environ.get(name):
+            try:
+                check_endpoint(endpoint, name=name)
+            except ValueError as error:
+                raise StartError(str(error)) from None
+            return endpoint
+    return None

@@ -45,6 +45,13 @@ async def test_opentelemetry_s_own_variable_counts(monkeypatch: pytest.MonkeyPat
     await tracing.close(timeout_seconds=0.1)
 
 
+@pytest.mark.parametrize("variable", ENDPOINT_VARIABLES)
+def test_a_variable_that_names_no_endpoint_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "collector:4317")
+    with pytest.raises(StartError, match=f"^{variable} must be http://HOST:PORT or .*, got 'collector:4317'"):
+        start_tracing(None, role="router")
+
+
 def test_missing_packages_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "common.otlp", raising=False)
