@@ -31,22 +31,21 @@ class CudaIpcReceiver(PoolListener):
         on_line: Callable[[str, socket.socket], None],
     ) -> None:
         """on_line(pair_id, socket): owns this worker's end of the line on which that sender's engine sends commits ahead. It
-        reads EOF when the sender has closed its own or ended."""
+        reads EOF when the sender has closed its own or ended. Raises OSError to refuse the sender."""
         super().__init__(is_known=is_known, on_gone=on_gone)
         self._pool_bytes = pool_bytes
         self._on_line = on_line
 
     def _welcome(self, connection: socket.socket, pair_id: str) -> int:
         pidfd = _pidfd_of(connection)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._on_line(pair_id, ours)  # First, for the sender has the pool once it is welcomed.
                 send_welcome(connection, descriptor=theirs.fileno(), pool_bytes=self._pool_bytes)
-            except OSError:
-                ours.close()
-                os.close(pidfd)
-                raise
-        self._on_line(pair_id, ours)
+        except OSError:
+            os.close(pidfd)
+            raise
         return pidfd
 
     async def _until_closed(self, connection: socket.socket, pair_id: str) -> bool:

@@ -101,6 +101,31 @@ async def test_commits_go_to_the_line_s_owner_whole_and_its_end_is_the_link_s(st
     other.close()
 
 
+async def test_without_a_line_the_sender_is_refused_before_it_has_the_pool(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pair_id: str, line: socket.socket) -> None:
+        line.close()
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(stand.receiver, "_on_line", refuse)
+    before = open_descriptors()
+    with pytest.raises(FailedPrecondition):
+        await stand.link()
+    assert not stand.receiver.is_connected("pair") and stand.cuda.num_mapped == 0
+    await eventually(lambda: open_descriptors() == before, within=1)
+
+
+async def test_a_refused_sender_costs_no_descriptor(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("too many open files")
+
+    before = open_descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", refuse)
+        with pytest.raises(FailedPrecondition):
+            await stand.link()
+    await eventually(lambda: open_descriptors() == before, within=1)
+
+
 async def test_eof_of_a_process_that_lives_proves_nothing(stand: Stand) -> None:
     connection = await stand.connect()
     connection.close()
