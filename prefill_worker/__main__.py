@@ -16,9 +16,7 @@ def main() -> None:
     config = parse_config(Config, prog="python -m prefill_worker", description=__doc__ or "")
     configure("prefill", config.log_level, config.log_format)
     limit_spinning()
-    # Only now: importing torch takes seconds, and --help and a wrong flag need none. A simulated engine never does.
-    if not config.is_simulated:
-        pass
+    # Only now: importing it takes time, and --help and a wrong flag need none of it.
     from prefill_worker.server import serve
 
     run_process(lambda stop: serve(config, stop))

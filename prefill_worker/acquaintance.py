@@ -71,6 +71,6 @@ class Acquaintance:
         return pairing
 
     def _gone(self, pairing: Pairing) -> None:
-        self.has_ended = self._current is pairing
+        self.has_ended |= self._current is pairing  # Older pairings with it end, too, sooner or later than the current one.
         self.drop(pairing)
         self._on_gone(pairing)

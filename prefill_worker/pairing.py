@@ -39,7 +39,7 @@ class Terms:
     worker_id, compatibility, page_bytes: its own. transport: what --transport says. verify: checksums in each Commit.
     transfer_timeout: longest stall of a transfer, and longest wait for Commit to be answered. can_copy: its pool is in host
     memory, so that pages can be copied from it into a mapped one (shm). connect: makes the channels to decode workers.
-    memory, so that pages can be copied from it into a mapped one (shm). sim: how transfers between simulated workers go.
+    sim: how transfers between simulated workers go; None: this worker is none.
     """
 
     worker_id: str

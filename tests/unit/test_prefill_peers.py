@@ -66,6 +66,24 @@ async def test_a_peer_whose_decode_worker_has_ended_is_dropped_when_the_next_one
     await peers.close()
 
 
+async def test_the_end_of_an_older_pairing_does_not_hide_that_the_worker_has_ended(stand: PrefillStand) -> None:
+    peers = Peers(terms=terms_of(stand), engine=stand.engine, clock=lambda: 0.0)
+    peer = peers.at(stand.decode.address)
+    leases = []
+    for uid in (52, 53):
+        req = make_req([1, 2, 3], uid=uid)
+        leases.append(await peer.reserve(req, decode_worker=stand.decode.worker_id, deadline=5.0, on_lost=lambda error: None))
+        if uid == 52:
+            peer._acquaintance.drop(leases[0].pairing)  # As after a Reserve without an answer.
+    older, newer = stand.decode.connections.values()
+    newer.shutdown(socket.SHUT_RDWR)
+    await eventually(lambda: peer.has_ended, within=2)
+    older.shutdown(socket.SHUT_RDWR)
+    await eventually(lambda: leases[0].pairing.is_gone, within=2)
+    assert peer.has_ended
+    await peers.close()
+
+
 async def test_a_peer_that_is_only_known_is_sent_nothing(stand: PrefillStand) -> None:
     peers = Peers(terms=terms_of(stand), engine=stand.engine, clock=lambda: 0.0)
     peer = peers.at(stand.decode.address)
