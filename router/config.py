@@ -80,4 +80,5 @@ class RouterConfig(SecurityConfig):
         check_key("--tenant-key", self.tenant_key)
         check_silence(self.peer_silence)
         if self.worker_silence < timedelta(seconds=2):
-            raise ValueError("--worker-silence must be at least 2s: workers report every 500 ms")
+            seconds = self.worker_silence.total_seconds()
+            raise ValueError(f"--worker-silence must be at least 2s, for workers report every 500 ms, got {seconds:g}s")

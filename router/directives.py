@@ -39,6 +39,8 @@ class Directives:
         """Writes them in order; returns after a goodbye."""
         while True:
             directive, told = await self._waiting.get()
+            if told.cancelled():
+                continue  # Who asked has been told that it did not come through: it must not come later.
             await write(directive)
             if not told.done():
                 told.set_result(None)

@@ -80,10 +80,11 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         return registry_pb2.UndrainWorkerResponse()
 
     def _of(self, worker_id: str) -> Directives:
-        for worker, directives in self._directives.items():
-            if worker.id == worker_id:
-                return directives
-        known = ", ".join(sorted(worker.id for worker in self._directives)) or "none"
+        # A former self, or a lost worker, may have its stream for a while yet.
+        registered = {worker.id: directives for worker, directives in self._directives.items() if worker.lost_at is None}
+        if (directives := registered.get(worker_id)) is not None:
+            return directives
+        known = ", ".join(sorted(registered)) or "none"
         raise NotFound(f"worker_id must be that of a registered worker ({known}), got {worker_id!r}")
 
     async def _read_profile(self, context: Context) -> WorkerProfile:

@@ -32,7 +32,8 @@ class Health:
     def __init__(self, server: grpc.aio.Server, services: Sequence[str], *, others: Sequence[str] = ()) -> None:
         """services: full names, "pdserve.v1.DecodeService"; NOT_SERVING until set. Reflection lists them, and others."""
         self._status = {"": SERVING} | dict.fromkeys(services, NOT_SERVING)
-        self._changed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._changed: defaultdict[str | None, asyncio.Event] = defaultdict(asyncio.Event)
+        """By service; None: every unknown name's, which are as many as strangers like."""
         self._shut_down = False
         health_pb2_grpc.add_HealthServicer_to_server(_Servicer(self), server)
         described = (*services, *others, "grpc.health.v1.Health", reflection.SERVICE_NAME)
@@ -69,7 +70,7 @@ class Health:
         """The status now and after each change; changes quicker than the watcher reads are merged."""
         last: Any = None
         while True:
-            changed = self._changed[service]
+            changed = self._changed[service if service in self._status else None]
             status = self._status.get(service, SERVICE_UNKNOWN)
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)

@@ -54,7 +54,8 @@ class SecureChannel(grpc.aio.Channel):
         self._dial = dial
         self._version = version
         self._metadata = metadata
-        self._current = _Underlying(dial(), version())
+        now = version()  # First: it reads files that have changed, and dial takes them as they were read last.
+        self._current = _Underlying(dial(), now)
         self._retired: list[_Underlying] = []
 
     def current(self) -> _Underlying:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +18,10 @@ from typing import NamedTuple, cast
 import grpc
 
 from common.errors import StartError
+from common.file_stamp import FileStamp
 
 log = logging.getLogger(__name__)
-_Stamps = tuple[tuple[int, int, int] | None, ...]
+_Stamps = tuple[FileStamp | None, ...]
 
 
 class _Pem(NamedTuple):
@@ -47,8 +47,8 @@ class TlsFiles:
             self._pem = self._read()
         except (OSError, ValueError) as error:
             raise StartError(str(error)) from error
-        if key is not None and (mode := stat.S_IMODE(key.stat().st_mode)) & 0o007:
-            log.warning("--tls-key %s can be read by every user of this host (mode %04o): chmod 600", key, mode)
+        if key is not None and (stamp := _stamp(key)) is not None and stamp.is_open_to_all:
+            log.warning("--tls-key %s can be read by every user of this host (mode %04o): chmod 600", key, stamp.mode)
 
     def refresh(self) -> int:
         """Takes over files that have changed and are good; the version that holds. Some microseconds if none has."""
@@ -144,10 +144,9 @@ def _bytes(flag: str, path: Path) -> bytes:
         raise ValueError(f"{flag} {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is replaced or written; None if it is not there."""
+def _stamp(path: Path) -> FileStamp | None:
+    """None if it is not there."""
     try:
-        found = path.stat()
+        return FileStamp.of(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

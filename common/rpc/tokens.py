@@ -12,11 +12,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from common.errors import StartError
+from common.file_stamp import FileStamp
 
 SHORT_TOKEN_CHARS: Final = 16
 MAX_TOKEN_CHARS: Final = 4096
@@ -31,14 +31,6 @@ class Token(NamedTuple):
     name: str
 
 
-class _Stamp(NamedTuple):
-    """What changes when a file is replaced or written."""
-
-    inode: int
-    size: int
-    modified_ns: int
-
-
 class TokenFile:
     """flag: what the file was given with, for messages. Once read, a change that cannot be read leaves the last good tokens in
     force and is logged once."""
@@ -47,13 +39,13 @@ class TokenFile:
         """Raises StartError if no token can be read from it."""
         self._path = path
         self._flag = flag
-        self._stamp: _Stamp | None = None
+        self._stamp: FileStamp | None = None
         try:
-            self._stamp = _stamp(path)
+            self._stamp = stamp = FileStamp.of(path)
             self._tokens = parse_tokens(path.read_bytes())
         except (OSError, ValueError) as error:
             raise StartError(f"{flag} {path} {_reason(error)}") from error
-        self._warn()
+        self._warn(stamp)
 
     @property
     def presented(self) -> str:
@@ -74,7 +66,7 @@ class TokenFile:
     def _refresh(self) -> None:
         """One stat() a call: some microseconds, and nobody waits for a new token."""
         try:
-            stamp = _stamp(self._path)
+            stamp = FileStamp.of(self._path)
         except OSError as error:
             self._keep(None, error)
             return
@@ -87,16 +79,16 @@ class TokenFile:
             return
         self._stamp = stamp
         log.info("%s %s has changed: %d tokens", self._flag, self._path, len(self._tokens))
-        self._warn()
+        self._warn(stamp)
 
-    def _keep(self, stamp: _Stamp | None, error: Exception) -> None:
+    def _keep(self, stamp: FileStamp | None, error: Exception) -> None:
         if stamp != self._stamp:
             self._stamp = stamp
             log.error("%s %s has changed and %s: the tokens before hold", self._flag, self._path, _reason(error))
 
-    def _warn(self) -> None:
-        if (mode := stat.S_IMODE(self._path.stat().st_mode)) & 0o007:
-            log.warning("%s %s can be read by every user of this host (mode %04o): chmod 600", self._flag, self._path, mode)
+    def _warn(self, stamp: FileStamp) -> None:
+        if stamp.is_open_to_all:
+            log.warning("%s %s can be read by every user of this host (mode %04o): chmod 600", self._flag, self._path, stamp.mode)
         if short := [token.name for token in self._tokens if len(token.text) < SHORT_TOKEN_CHARS]:
             log.warning("%s %s has tokens of fewer than %d characters: %s", self._flag, self._path, SHORT_TOKEN_CHARS, short[0])
 
@@ -121,11 +113,6 @@ def parse_tokens(data: bytes) -> list[Token]:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
-
-
-def _stamp(path: Path) -> _Stamp:
-    found = path.stat()
-    return _Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _reason(error: Exception) -> str:

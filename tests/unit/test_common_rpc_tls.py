@@ -170,6 +170,14 @@ async def test_a_change_that_does_not_hold_together_leaves_the_last_good_files(
         assert await outcome(secrets.connect(str(address))) == "ok"
 
 
+async def test_a_channel_made_after_the_files_have_changed_shows_the_new_ones(secrets: Secrets) -> None:
+    """Nobody has looked at them since: the channel is the first to."""
+    side = security(secrets)
+    secrets.issue(trustme.CA())
+    async with serving(security(secrets)) as address:
+        assert await outcome(side.connect(address)) == "ok"
+
+
 def files(folder: Path, **contents: bytes) -> dict[str, Path]:
     made = Secrets(folder, tls=True)
     paths = {"cert": made.cert, "key": made.key, "ca": made.ca}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -83,6 +84,21 @@ def test_a_change_that_cannot_be_read_leaves_the_last_good_tokens_and_is_logged_
     assert OLD not in caplog.text
     write(path, NEW)
     assert tokens.find(OLD) is None and tokens.find(NEW) is not None
+
+
+def test_a_file_that_becomes_readable_later_is_read_then(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by an administrator for himself alone, and given to us a moment after: what is in it does not change by that."""
+    tokens = TokenFile(path, flag="--auth-token-file")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    write(path, NEW)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", refuse)
+        assert tokens.presented == OLD
+    path.chmod(0o640)
+    assert tokens.presented == NEW and tokens.find(OLD) is None
 
 
 def test_a_file_that_every_user_can_read_and_a_short_token_are_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
