@@ -36,13 +36,15 @@ class Stake:
         self._tokens = pair.prefill.tokens.begin(tokens)
         self._request = pair.prefill.completions.begin(0 if pair.is_alone else 1)
         self._is_prefilling = True
+        self._is_cached_known = False
         self._joined: list[tuple[Part, Part]] = []
         self._come(members)
         pair.prefill.pace.note(clock(), is_busy=True)
 
     def cached(self, tokens: int) -> None:
-        """So many of the prompt's tokens need no computing."""
-        if self._is_prefilling:
+        """So many of the prompt's tokens need no computing. May be told more than once: the first word counts."""
+        if self._is_prefilling and not self._is_cached_known:
+            self._is_cached_known = True
             self._tokens.end(tokens)
 
     def joined(self) -> None:

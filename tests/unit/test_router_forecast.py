@@ -71,3 +71,16 @@ def test_answers_are_expected_to_be_like_the_last_ones_and_never_longer_than_ask
     for _ in range(200):
         answers.note(tokens=1, seconds=0.0)
     assert answers.expected_seconds(100) == pytest.approx(0, abs=0.01)
+
+
+def test_answers_of_one_token_say_nothing_of_the_time_between_tokens() -> None:
+    answers = Answers()
+    for _ in range(30):
+        answers.note(tokens=1, seconds=0.0)
+    for _ in range(200):
+        answers.note(tokens=11, seconds=5.0)
+    few = Answers()
+    few.note(tokens=1, seconds=0.0)
+    few.note(tokens=11, seconds=5.0)
+    assert few.expected_seconds(6) == pytest.approx(5 * 0.5), "6 tokens on average, half a second apart"
+    assert answers.expected_seconds(100) == pytest.approx(5.0, rel=0.01)

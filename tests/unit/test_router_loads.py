@@ -86,6 +86,18 @@ def test_an_attempt_is_coming_until_it_has_joined_and_frees_its_prefill_worker_t
     assert (d.requests, d.available_pages, freed) == (0, 100, [40, 0, 0])
 
 
+def test_what_is_cached_counts_once_however_often_it_is_told() -> None:
+    clock, freed = Clock(), list[int]()
+    p, d = worker("p", "prefill"), worker("d", "decode", pages=100)
+    stake = Stake(Pair(p, d), members=1, tokens=60, pages=6, clock=clock, on_freed=freed.append)
+    stake.cached(20)
+    stake.cached(20)  # Told by the prefill worker, and again by a decode worker whose stream overtook it.
+    assert p.queued_tokens == 40
+    stake.joined()
+    stake.left(had_joined=True, is_computed=True)
+    assert freed == [40, 0]
+
+
 def test_a_cancelled_attempt_gives_back_everything_and_is_no_measure_of_pace() -> None:
     clock, freed = Clock(), list[int]()
     p, d = worker("p", "prefill"), worker("d", "decode", pages=100)
