@@ -31,6 +31,8 @@ from tests.helpers.cluster import ROOT, Cluster, Process, free_port
 from tests.helpers.tiny_model import make_tiny_model
 
 Victim = Literal["none", "prefill", "decode", "router"]
+LEAST_REQUESTS = 8
+"""Of fewer, three in eight may be none, and nothing would be killed."""
 WORKER_ARGS = ("--page-size", "16", "--pool-pages", "1000", "--max-context", "1024", "--log-level", "warning")
 
 
@@ -142,6 +144,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the requests (default: 1)")
     parser.add_argument("--model", type=Path, help="a folder; default: a random one of two layers")
     args = parser.parse_args(argv)
+    for name, least in (("requests", LEAST_REQUESTS), ("at_once", 1)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
     if unknown := set(args.only.split(",")) - set(names):
         parser.error(f"--only: no such scenario: {', '.join(sorted(unknown))}")
     return args

@@ -69,17 +69,18 @@ async def run() -> None:
     async with Fleet(plan, log=args.log) as fleet:
         print(f"fleet ready: {plan.prefill} prefill, {plan.decode} decode, processes {fleet.pids}, log {args.log}", flush=True)
         hurting = asyncio.create_task(_hurt(fleet, args.faults, args.seed))
-        taking = asyncio.create_task(_take_orders(fleet))
+        taking = asyncio.create_task(take_orders(fleet))
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, taking.cancel)
         await asyncio.wait((taking,))
         hurting.cancel()
 
 
-async def _take_orders(fleet: Fleet) -> None:
+async def take_orders(fleet: Fleet) -> None:
+    """From stdin, until it ends."""
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    while line := (await lines.readline()).decode().strip():
+    while line := (await lines.readline()).decode():
         try:
             order = Order.parse(line)
             if order.what == "stat":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.faults import parse
 from bench.faults_load import Outcome, Timeline
 
 
@@ -44,3 +45,10 @@ def test_a_row_has_as_many_cells_as_the_head() -> None:
     row = Outcome.of("name", [timeline(6.0, 7.0)], killed=5.0, model=Path("unused")).row()
     assert {line.count("|") for line in (*HEAD.splitlines(), row)} == {11}
     assert "nan" not in row
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--requests", "2"), ("--requests", "-1"), ("--at-once", "0")])
+def test_a_load_in_which_nothing_is_killed_or_sent_is_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([flag, value])
+    assert f"{flag} must be at least " in capsys.readouterr().err

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.fleet.__main__ import take_orders
 from bench.fleet.faults import Faults
 from bench.fleet.fleet import Plan
 from bench.fleet.orders import Order
@@ -46,3 +50,23 @@ def test_the_same_seed_hurts_the_same_members_in_the_same_ways() -> None:
     assert {order.name for order in orders} == set(NAMES)
     assert all(order.name.startswith("prefill") for order in orders if order.what == "fail"), "who sends nothing cannot fail to"
     assert all(Order.parse(str(order)).what == order.what for order in orders)
+
+
+async def test_an_empty_line_is_no_order_and_no_end_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Orders:
+        taken: list[str] = []
+
+        async def order(self, line: str) -> None:
+            self.taken.append(line)
+
+    reading, writing = os.pipe()
+    os.write(writing, b"kill decode-0\n\nstop decode-1\n")
+    os.close(writing)
+    fleet: Any = Orders()
+    with os.fdopen(reading) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        await take_orders(fleet)
+    assert fleet.taken == ["kill decode-0", "stop decode-1"]
+    assert "error: an order must be stat or one of " in capsys.readouterr().out
