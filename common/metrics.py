@@ -34,6 +34,8 @@ def start_metrics_server(port: int | None, *, role: str, registry: CollectorRegi
     """Serves the registry on 127.0.0.1:port; 0: any free port, None serves nothing. Returns the bound port. Raises StartError."""
     if port is None:
         return None
+    if not 0 <= port <= 65535:
+        raise StartError(f"--metrics-port must be in [0, 65535], got {port}")
     try:
         server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)
     except OSError as error:

@@ -121,7 +121,7 @@ async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException
         # A write that met the end of its call: the deadline passed or the client went before we were told (CAN-10).
         raise asyncio.CancelledError("the call has ended already") from error
     if isinstance(error, PdserveError):
-        log.info("%s: %s: %s", method, error.status.name, error.log_text, extra=extra)
+        log.info("%s: %s: %s", method, error.status.name, _shortened(error.log_text), extra=extra)
         await _abort(context, error, error.status, _shortened(str(error)), retry_after=error.retry_after)
     log.error("%s failed", method, exc_info=error, extra=extra)
     await _abort(context, error, grpc.StatusCode.INTERNAL, "internal error")

@@ -95,3 +95,9 @@ def test_a_taken_metrics_port_is_a_start_error_naming_it() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=f"cannot serve metrics on 127.0.0.1:{port}: address already in use"):
             start_metrics_server(port, role="router")
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_metrics_port_that_is_none_is_a_start_error_naming_rule_and_value(port: int) -> None:
+    with pytest.raises(StartError, match=rf"--metrics-port must be in \[0, 65535\], got {port}"):
+        start_metrics_server(port, role="router")

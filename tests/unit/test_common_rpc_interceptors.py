@@ -164,10 +164,13 @@ async def test_a_client_that_leaves_cancels_the_handler_and_its_clean_up_runs(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO] == []
 
 
-async def test_a_very_long_message_is_cut_so_that_it_still_arrives() -> None:
+async def test_a_very_long_message_is_cut_so_that_it_still_arrives_and_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It may quote a name that a stranger chose, as long as a message may be."""
+    caplog.set_level(logging.INFO)
     error = await failure("unary_unary", raiser(AlreadyExists("x" * 100_000)))
     assert error.code() is grpc.StatusCode.ALREADY_EXISTS
     assert len(error.details() or "") == MAX_MESSAGE_CHARS
+    assert [len(record.getMessage()) < 2 * MAX_MESSAGE_CHARS for record in caplog.records] == [True]
 
 
 async def test_a_message_with_line_ends_and_other_alphabets_arrives_unchanged() -> None:
