@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 import decode_worker.config
 import prefill_worker.config
 from bench.fleet.lines import Lines
+from bench.fleet.spells import Spells
 from common.config import parse_config
 from common.engine.sim.engine import SimEngine
 from common.engine.sim.start import Simulation
@@ -41,6 +42,9 @@ class Member:
         self._simulation: Simulation
         self._lines: Lines
         self._life: asyncio.Task[int]
+        self._pauses = Spells(lambda paused: self.engine.pause() if paused else self.engine.resume(), well=0.0)
+        self._slowness = Spells(lambda factor: setattr(self._simulation.clock, "slowness", factor), well=1.0)
+        self._failing = Spells(lambda share: setattr(self._simulation.transfers, "failing", share), well=0.0)
 
     async def start(self) -> None:
         """Until it serves; it registers with its routers by itself."""
@@ -82,21 +86,15 @@ class Member:
 
     async def pause(self, seconds: float) -> None:
         """Its engine stands still: no step, no grant, no commit."""
-        self.engine.pause()
-        await asyncio.sleep(seconds)
-        self.engine.resume()
+        await self._pauses.last(1.0, seconds)
 
     async def slow(self, factor: float, seconds: float) -> None:
         """Its steps and transfers take that many times as long."""
-        self._simulation.clock.slowness = factor
-        await asyncio.sleep(seconds)
-        self._simulation.clock.slowness = 1.0
+        await self._slowness.last(factor, seconds)
 
     async def fail_transfers(self, share: float, seconds: float) -> None:
         """That share of the transfers that begin here break before their last page."""
-        self._simulation.transfers.failing = share
-        await asyncio.sleep(seconds)
-        self._simulation.transfers.failing = 0.0
+        await self._failing.last(share, seconds)
 
     # A life.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from bench.fleet.__main__ import take_orders
 from bench.fleet.faults import Faults
 from bench.fleet.fleet import Plan
 from bench.fleet.orders import Order
+from bench.fleet.spells import Spells
 
 NAMES = Plan(model=Path("m"), router="r", prefill=3, decode=2).names
 
@@ -70,3 +72,15 @@ async def test_an_empty_line_is_no_order_and_no_end_of_them(
         await take_orders(fleet)
     assert fleet.taken == ["kill decode-0", "stop decode-1"]
     assert "error: an order must be stat or one of " in capsys.readouterr().out
+
+
+async def test_of_faults_that_overlap_the_worst_counts_until_its_own_end() -> None:
+    degrees: list[float] = []
+    spells = Spells(degrees.append, well=1.0)
+    long = asyncio.create_task(spells.last(2.0, 60.0))
+    await asyncio.sleep(0)
+    await spells.last(5.0, 0.001)
+    await spells.last(1.5, 0.001)
+    long.cancel()
+    await asyncio.wait([long])
+    assert degrees == [2.0, 5.0, 2.0, 2.0, 2.0, 1.0]
