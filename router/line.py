@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 
 from router.waiter import Place, Waiter
@@ -55,8 +56,8 @@ class Line:
         return at < len(self) and self._waiters[at] is waiter
 
     def leading(self, count: int) -> Sequence[Waiter]:
-        """The first ones, in order."""
-        return self._waiters[:count]
+        """The first ones, in order, but for those that wait for a worker to come: they take no room from anybody."""
+        return list(islice((waiter for waiter in self._waiters if waiter.search is None), count))
 
     def all(self) -> Sequence[Waiter]:
         return list(self._waiters)

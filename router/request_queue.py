@@ -25,7 +25,8 @@ from router.waiter import Waiter
 from router.workers import Worker
 
 LOOKAHEAD = 16
-"""How many of the line may be next: whoever is first and finds no room is bypassed by these alone."""
+"""How many of the line may be next, of those that some worker could take: whoever is first and finds no room is bypassed by
+these alone."""
 
 
 class RequestQueue:
@@ -161,8 +162,13 @@ class RequestQueue:
 
     def _watch(self, waiter: Waiter) -> None:
         """While no worker could ever take it, it waits no longer than the fleet says."""
-        if waiter.search is None and seats_for(self._fleet.circuits.willing, waiter.ask) is None:
+        has_seats = seats_for(self._fleet.circuits.willing, waiter.ask) is not None
+        if waiter.search is None and not has_seats:
             waiter.search = asyncio.create_task(self._search(waiter))
+        elif waiter.search is not None and has_seats:
+            # At once: whoever stands behind it is not to go first.
+            waiter.search.cancel()
+            waiter.search = None
 
     async def _search(self, waiter: Waiter) -> None:
         try:

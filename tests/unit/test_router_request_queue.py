@@ -13,7 +13,7 @@ from common.errors import ResourceExhausted, Unavailable
 from common.work import WorkerLoad
 from router.placement import Ask, seats_for
 from router.policies import Placer
-from router.request_queue import RequestQueue
+from router.request_queue import LOOKAHEAD, RequestQueue
 from router.room import RoomRule
 from router.workers import Worker
 from tests.helpers.eventually import eventually
@@ -123,6 +123,26 @@ async def test_without_a_pair_it_waits_as_long_as_the_fleet_says() -> None:
     workers.given_up.set()
     await eventually(lambda: fate.error is not None, within=1)
     assert isinstance(fate.error, Unavailable) and len(queue) == 0 and made.search is None
+
+
+async def test_however_many_wait_for_a_worker_to_come_they_hold_up_nobody_else() -> None:
+    workers = Workers(worker("p", "prefill"), worker("d", "decode"))
+    queue = queue_of(workers)
+    large = [waiter(pool=101) for _ in range(2 * LOOKAHEAD)]
+    for made, _ in large:
+        queue.enter(made)
+    small, fate = waiter()
+    queue.enter(small)
+    assert fate.went is not None and len(queue) == 2 * LOOKAHEAD
+
+    for larger in (worker("p2", "prefill", pages=200), worker("d2", "decode", pages=200)):
+        workers.join(larger)
+    late, later = waiter(pool=101)
+    queue.enter(late)
+    assert later.went is not None and all(fate.went is not None for _, fate in large[:LOOKAHEAD]), "in order, once it is there"
+    for made, _ in large:
+        queue.leave(made)
+    await asyncio.sleep(0)
 
 
 async def test_a_worker_that_comes_in_time_takes_it() -> None:
