@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from common.errors import PdserveError, Unavailable
+from common.work import FinishReason
 from router.attempt import Attempt, Work
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
@@ -120,13 +121,13 @@ class Attempts:
         if completion.attempt is not None:
             self._fleet.circuits.succeeded(completion.attempt.pair)
         self._end(completion, is_computed=True)
-        if completion.first_token_at is not None:
-            seconds = time.monotonic() - completion.first_token_at
-            self._queue.answered(tokens=len(completion.token_ids), seconds=seconds)
+        self._note_answer(completion)
 
     def stop(self, completion: Completion) -> None:
         """The client needs no more of it: cancels its work. Others of its group go on."""
         self._cancel(completion)
+        if completion.finish is FinishReason.STOP:
+            self._note_answer(completion)  # A stop string is an answer's end like any other; an abort says nothing of answers.
 
     def close(self) -> None:
         """Cancels whatever is under way. Synchronous, so that a cancelled call cannot cut it short (CAN-11). Idempotent."""
@@ -196,6 +197,11 @@ class Attempts:
         if completion.attempt is not None:
             completion.attempt.trace.left()
             completion.attempt.stake.left(had_joined=completion.stage is Stage.DECODE, is_computed=is_computed)
+
+    def _note_answer(self, completion: Completion) -> None:
+        if completion.first_token_at is not None:
+            seconds = time.monotonic() - completion.first_token_at
+            self._queue.answered(tokens=len(completion.token_ids), seconds=seconds)
 
     def _tell_workers(self, completion: Completion) -> None:
         """Cancels its current attempt on each worker that has a part in it."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from common.core import SamplingParams
 from common.errors import DeadlineExceeded, Unavailable
+from common.work import FinishReason
 from router.attempt import Work
 from router.attempts import Attempts
 from router.circuits import Circuits
@@ -32,6 +33,7 @@ class OneTurn:
     def __init__(self) -> None:
         self.waiters: list[Waiter] = []
         self.left: list[Waiter] = []
+        self.answers: list[int] = []
 
     def enter(self, waiter: Waiter) -> None:
         if waiter.place is None:
@@ -47,7 +49,7 @@ class OneTurn:
         pass
 
     def answered(self, *, tokens: int, seconds: float) -> None:
-        pass
+        self.answers.append(tokens)
 
 
 class NoSessions:
@@ -138,6 +140,18 @@ async def test_a_deadline_that_has_passed_by_its_turn_is_told() -> None:
     attempts, _ = make(OneTurn(), errors, n=1, deadline=time.monotonic() - 1)
     attempts.begin()
     assert [type(error) for error in errors] == [DeadlineExceeded]
+    attempts.close()
+
+
+async def test_an_answer_that_a_stop_string_ends_is_one_and_an_aborted_one_is_none() -> None:
+    queue = OneTurn()
+    attempts, (first, second) = make(queue, [], n=2)
+    attempts.begin()
+    for member, finish in ((first, FinishReason.STOP), (second, FinishReason.ABORT)):
+        member.token_ids.extend([5, 6, 7])
+        member.first_token_at, member.finish = time.monotonic(), finish
+        attempts.stop(member)
+    assert queue.answers == [3]
     attempts.close()
 
 
