@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 LONGEST_LINE = 1 << 20
 
@@ -44,7 +45,9 @@ class Child:
 
     def _signal(self, number: int) -> None:
         if self._process.returncode is None:
-            self._process.send_signal(number)
+            # Not the process's own send_signal: it reaps a process that has ended, whose exit code asyncio then does not learn.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     async def _follow(self) -> int:
         assert self._process.stdout is not None

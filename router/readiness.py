@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Final
 
@@ -9,6 +10,8 @@ from common.address import Address
 from common.rpc.health import Health
 from router.fleet import Fleet
 from router.workers import Worker
+
+TELL_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,12 @@ class Readiness:
         self._is_ready = ready
         self._health.set(self.GENERATION, ready)
         if not ready:
-            log.warning("no pair of workers is ready: %s", self._fleet.why_not_ready())
+            # Later: when everything is stopped at once, workers may leave before the router has been told that it goes, too.
+            asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell_why_not)
         elif not self._was_ready:
             self._was_ready = True
             print(f"router ready on {self._address}", flush=True)
+
+    def _tell_why_not(self) -> None:
+        if not (self._is_ready or self._is_closed):
+            log.warning("no pair of workers is ready: %s", self._fleet.why_not_ready())

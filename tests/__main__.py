@@ -2,8 +2,9 @@
 
 The tests run in LANES processes side by side, since most cluster tests leave one of two cores idle; a lane that has nothing left
 takes half of what the other still has (pytest-xdist), so that both are busy to the end. Their output is shown as it comes. The
-checks, seconds each, run beside them one after another and are shown at the end. Every step runs, also after one failed, so that
-one run shows everything that is wrong.
+checks, seconds each, run beside them one after another and are shown at the end. Tests that measure how long something takes
+(marked quiet) come last, with nothing beside them. Every step runs, also after one failed, so that one run shows everything that
+is wrong.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Step(NamedTuple):
     group: str
     command: list[str]
     is_shown: bool = False
+    is_last: bool = False
 
 
 class Result(NamedTuple):
@@ -43,14 +45,16 @@ class Result(NamedTuple):
 def steps() -> list[Step]:
     # buf comes as a program next to the interpreter.
     buf = shutil.which("buf", path=f"{Path(PYTHON).parent}{os.pathsep}{os.environ.get('PATH', '')}") or "buf"
-    pytest = [PYTHON, "-m", "pytest", "-q", "--durations=10", f"--numprocesses={LANES}", "--dist=worksteal"]
+    pytest = [PYTHON, "-m", "pytest", "-q", "--durations=10"]
+    lanes = [f"--numprocesses={LANES}", "--dist=worksteal", "-m", "not quiet"]
     return [
         Step("ruff check", "lint", [PYTHON, "-m", "ruff", "check"]),
         Step("ruff format", "lint", [PYTHON, "-m", "ruff", "format", "--check"]),
         Step("buf lint", "lint", [buf, "lint", "protos"]),
         Step("mypy --strict", "types", [PYTHON, "-m", "mypy"]),
         Step("generated code", "protos", [PYTHON, "protos/generate.py", "--check"]),
-        Step("tests", "tests", [*pytest, *TESTS], is_shown=True),
+        Step("tests", "tests", [*pytest, *lanes, *TESTS], is_shown=True),
+        Step("quiet tests", "tests", [*pytest, "-m", "quiet", *TESTS], is_shown=True, is_last=True),
     ]
 
 
@@ -66,10 +70,11 @@ def run(step: Step) -> Result:
 
 
 def run_all(chosen: Sequence[Step]) -> list[Result]:
-    """Those that are shown as they run beside the others."""
-    rows = [[step for step in chosen if step.is_shown is is_shown] for is_shown in (False, True)]
+    """Those that are shown as they run beside the others; the last ones alone."""
+    rows = [[step for step in chosen if step.is_shown is is_shown and not step.is_last] for is_shown in (False, True)]
     with ThreadPoolExecutor(len(rows)) as pool:
-        return [result for results in pool.map(lambda row: [run(step) for step in row], rows) for result in results]
+        results = [result for results in pool.map(lambda row: [run(step) for step in row], rows) for result in results]
+    return results + [run(step) for step in chosen if step.is_last]
 
 
 def main() -> int:

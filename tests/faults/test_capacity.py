@@ -128,6 +128,7 @@ async def test_cap_05_clients_that_stop_reading_hold_up_nobody(cluster: Cluster,
         assert len(tokens) == 1000
 
 
+@pytest.mark.quiet
 @pytest.mark.timeout(120)
 async def test_cap_06_ten_thousand_at_once_are_served_or_refused_at_once(cluster: Cluster, client: Client) -> None:
     router = psutil.Process(cluster.router.pid)
@@ -147,6 +148,7 @@ async def test_cap_06_ten_thousand_at_once_are_served_or_refused_at_once(cluster
     await cluster.assert_idle(client)
 
 
+@pytest.mark.quiet
 async def test_cap_07_small_fields_that_ask_for_big_work_are_refused_fast(client: Client) -> None:
     asks = [
         request([1, 2], stop=["a"] * 500_000),
@@ -182,6 +184,7 @@ async def gaps(client: Client) -> float:
     return sum(times) / len(times)
 
 
+@pytest.mark.quiet
 async def test_cap_09_heavy_requests_stop_neither_health_nor_streams_nor_reports(cluster: Cluster, client: Client) -> None:
     """A text of 2 MB for the router's tokenizer, and the longest prompts for the prefill worker's engine."""
     before = [process.output for process in cluster.processes]

@@ -73,6 +73,7 @@ def test_lone_surrogates_are_refused(tokenizer: Tokenizer) -> None:
     str(caught.value).encode()
 
 
+@pytest.mark.quiet
 async def test_cap_09_a_long_text_does_not_hold_up_the_event_loop(tokenizer: Tokenizer) -> None:
     text = "The capital of France is Paris. " * 60_000
 
