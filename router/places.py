@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from common.errors import PdserveError
 from router.attempt import Work
@@ -12,6 +13,13 @@ from router.completion import Completion, Stage
 from router.placement import Pair
 from router.request_queue import RequestQueue
 from router.waiter import Place, Waiter
+
+
+class _Wait(NamedTuple):
+    """since: time.monotonic() seconds."""
+
+    members: tuple[Completion, ...]
+    since: float
 
 
 class Places:
@@ -31,7 +39,7 @@ class Places:
         self._queue = queue
         self._on_turn = on_turn
         self._on_error = on_error
-        self._waiting: dict[Waiter, tuple[Completion, ...]] = {}
+        self._waiting: dict[Waiter, _Wait] = {}
         self._place: Place | None = None
 
     def pages(self, members: Sequence[Completion]) -> int:
@@ -41,7 +49,7 @@ class Places:
 
     def take(self, members: tuple[Completion, ...], *, delay: float = 0.0) -> None:
         """Calls on_turn when it is their turn, which may be at once. delay: seconds until they are in line."""
-        first, work, since = members[0], self._work, time.monotonic()
+        first, work = members[0], self._work
         waiter = Waiter(
             work.ask(avoid=first.avoid),
             uid=first.uid,
@@ -51,12 +59,12 @@ class Places:
             output_tokens=work.output_limit - len(first.token_ids),
             pages=self.pages(members),
             deadline=work.deadline,
-            go=lambda pair: self._go(waiter, pair, since),
-            refuse=lambda error: self._refused(waiter, error, since),
+            go=lambda pair: self._go(waiter, pair),
+            refuse=lambda error: self._refused(waiter, error),
             is_begun=first.attempts > 0,
             place=self._place and self._place._replace(uid=first.uid),
         )
-        self._waiting[waiter] = members
+        self._waiting[waiter] = _Wait(members, time.monotonic())
         if delay:
             self._queue.enter_later(waiter, delay_seconds=delay)
         else:
@@ -64,8 +72,8 @@ class Places:
 
     def give_up_ended(self) -> None:
         """Leaves the line where everybody who waits there has ended."""
-        for waiter, members in list(self._waiting.items()):
-            if all(member.stage is Stage.ENDED for member in members):
+        for waiter, wait in list(self._waiting.items()):
+            if all(member.stage is Stage.ENDED for member in wait.members):
                 self._leave(waiter)
 
     def close(self) -> None:
@@ -74,21 +82,25 @@ class Places:
             self._leave(waiter)
 
     def _leave(self, waiter: Waiter) -> None:
-        del self._waiting[waiter]
+        self._ended(waiter, error="cancelled")
         self._queue.leave(waiter)
 
-    def _go(self, waiter: Waiter, pair: Pair, since: float) -> None:
-        self._work.trace.queued(since=since, uid=waiter.uid)
+    def _go(self, waiter: Waiter, pair: Pair) -> None:
         self._place = self._place or waiter.place
-        members = tuple(member for member in self._waiting.pop(waiter) if member.stage is Stage.PLACING)
+        members = tuple(member for member in self._ended(waiter) if member.stage is Stage.PLACING)
         try:
             if members:
                 self._on_turn(members, pair)
         except PdserveError as error:
             self._on_error(error)
 
-    def _refused(self, waiter: Waiter, error: PdserveError, since: float) -> None:
-        self._work.trace.queued(since=since, uid=waiter.uid, error=error.log_text)
+    def _refused(self, waiter: Waiter, error: PdserveError) -> None:
         # What was stopped meanwhile needs no pair, and others of the request may run on well.
-        if any(member.stage is not Stage.ENDED for member in self._waiting.pop(waiter)):
+        if any(member.stage is not Stage.ENDED for member in self._ended(waiter, error=error.log_text)):
             self._on_error(error)
+
+    def _ended(self, waiter: Waiter, *, error: str = "") -> tuple[Completion, ...]:
+        """Its wait is over; those who waited."""
+        members, since = self._waiting.pop(waiter)
+        self._work.trace.queued(since=since, uid=waiter.uid, error=error)
+        return members

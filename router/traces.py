@@ -18,7 +18,7 @@ class RequestTrace:
         self._root = tracing.begin("request", parent=parent, began=arrived_at, is_server=True)
 
     def queued(self, *, since: float, uid: int, error: str = "") -> None:
-        """A wait in line is over: its turn has come, or error says why it will not."""
+        """A wait in line is over: its turn has come, or error says why it will not (a refusal, or "cancelled")."""
         self._tracing.stage(
             "queue", parent=self._root.traceparent, began=since, ended=time.monotonic(), error=error, uid=str(uid)
         )

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from common.core import SamplingParams
 from common.errors import DeadlineExceeded, Unavailable
+from common.tracing import NoTracing
 from common.work import FinishReason
 from router.attempt import Work
 from router.attempts import Attempts
@@ -21,6 +22,7 @@ from router.metrics import RouterMetrics
 from router.output import Output
 from router.placement import Pair
 from router.registry import Registry
+from router.traces import UNTRACED, RequestTrace
 from router.waiter import Place, Waiter
 from tests.unit.test_router_placement import worker
 
@@ -60,7 +62,9 @@ class NoSessions:
         return None
 
 
-def make(queue: Any, errors: list[Exception], *, n: int, deadline: float | None = None) -> tuple[Attempts, list[Completion]]:
+def make(
+    queue: Any, errors: list[Exception], *, n: int, deadline: float | None = None, trace: RequestTrace = UNTRACED
+) -> tuple[Attempts, list[Completion]]:
     events: Any = None
     completions = [
         Completion(uid=i + 1, number=i, output=Output(None, request_id="r", number=i, logprobs=False), events=events)
@@ -76,6 +80,7 @@ def make(queue: Any, errors: list[Exception], *, n: int, deadline: float | None 
         priority=3,
         page_size=4,
         deadline=deadline,
+        trace=trace,
     )
     attempts = Attempts(
         work,
@@ -133,6 +138,24 @@ async def test_what_is_closed_before_its_turn_leaves_the_line(recwarn: pytest.Wa
     assert queue.left == queue.waiters[1:]
     attempts.close()
     assert not list(recwarn)
+
+
+async def test_every_wait_in_line_has_its_span_also_one_that_is_cancelled() -> None:
+    told = list[tuple[str, str]]()
+
+    class Recorder(NoTracing):
+        def stage(self, name: str, *, error: str = "", **attributes: Any) -> None:
+            told.append((name, error))
+
+    queue = OneTurn()
+    attempts, (first, second) = make(queue, [], n=2, trace=RequestTrace(Recorder(), parent="", arrived_at=0.0))
+    attempts.begin()
+    for member in (first, second):
+        attempts.handed_off(member, 0.0)
+        attempts.retracted(member)
+    queue.waiters[1].refuse(Unavailable("no prefill and decode pair"))
+    attempts.close()
+    assert told == [("queue", ""), ("queue", "no prefill and decode pair"), ("queue", "cancelled")]
 
 
 async def test_a_deadline_that_has_passed_by_its_turn_is_told() -> None:
