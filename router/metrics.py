@@ -57,8 +57,12 @@ class RouterMetrics:
             on_workers = {stage.name.lower(): stages[stage] for stage in (Stage.PREFILL, Stage.DECODE)}
             yield gauge("pdserve_requests_in_flight", "Requests let in and not ended.", admission.in_flight)
             yield gauge("pdserve_requests_queued", "Requests let in and without their first token.", admission.queued)
-            yield gauge("pdserve_requests_in_line", "Requests that wait for workers with room.", len(queue))
-            yield gauge("pdserve_tokens_in_line", "Prompt tokens of requests that wait for workers with room.", queue.tokens)
+            yield gauge(
+                "pdserve_requests_in_line",
+                "New requests, and completions that run again, that wait for workers with room.",
+                len(queue),
+            )
+            yield gauge("pdserve_tokens_in_line", "Prompt tokens of new requests that wait for workers with room.", queue.tokens)
             yield gauge("pdserve_completions", "Completions on workers, by stage.", on_workers, "stage")
             yield gauge("pdserve_outbox_messages", "Messages that wait to be sent over the sessions.", fleet.num_unsent)
 

@@ -52,7 +52,7 @@ class RequestQueue:
 
     @property
     def tokens(self) -> int:
-        """Of the prompts that wait."""
+        """Of the prompts that wait and have not begun."""
         return self._line.tokens
 
     def enter(self, waiter: Waiter) -> None:
