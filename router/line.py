@@ -22,10 +22,11 @@ KEPT_TENANTS = 64
 
 @dataclass
 class _Tenant:
-    """finish: the last finish tag. waiting: how many are in line."""
+    """finish: the last finish tag. waiting: how many are in line; new: of these, that have not begun."""
 
     finish: float = 0.0
     waiting: int = 0
+    new: int = 0
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Line:
             waiter.place = Place(-waiter.priority, start, waiter.uid)
         self.tokens += 0 if waiter.is_begun else waiter.tokens
         tenant.waiting += 1
+        tenant.new += not waiter.is_begun
         level.waiting += 1
         insort(self._waiters, waiter, key=_place)
 
@@ -86,6 +88,7 @@ class Line:
         tenant = level.tenants[waiter.tenant]
         self.tokens -= 0 if waiter.is_begun else waiter.tokens
         tenant.waiting -= 1
+        tenant.new -= not waiter.is_begun
         level.waiting -= 1
         if goes:
             level.virtual = max(level.virtual, waiter.place.start)
@@ -102,23 +105,19 @@ class Line:
         return sum(other.tokens for other in before if not other.is_begun)
 
     def displaceable_for(self, priority: int, tenant: str) -> Waiter | None:
-        """Whoever should give up its place to a newcomer, because it has less of a right to it: of the lowest priority, of the
-        tenant with the most there (which must be more than the newcomer's would have), the last that has not begun. None if the
-        newcomer has not more of a right than anybody."""
-        if not self._waiters:
+        """Whoever should give up its place to a newcomer, because it has less of a right to it: of those that have not begun, of
+        the lowest priority, of the tenant with the most there (which must be more than the newcomer's would have), the last. None
+        if the newcomer has not more of a right than anybody."""
+        last = next((waiter for waiter in reversed(self._waiters) if not waiter.is_begun), None)
+        if last is None or priority < last.priority:
             return None
-        lowest = min(self._levels)
-        if priority < lowest:
-            return None
-        level = self._levels[lowest]
-        heaviest = max(level.tenants, key=lambda name: level.tenants[name].waiting)
-        if priority == lowest:
-            own = level.tenants[tenant].waiting if tenant in level.tenants else 0
-            if level.tenants[heaviest].waiting <= own + 1:
+        tenants = self._levels[last.priority].tenants
+        heaviest = max(tenants, key=lambda name: tenants[name].new)
+        if priority == last.priority:
+            own = tenants[tenant].new if tenant in tenants else 0
+            if tenants[heaviest].new <= own + 1:
                 return None
-        behind = (waiter for waiter in reversed(self._waiters) if waiter.tenant == heaviest and not waiter.is_begun)
-        found = next(behind, None)
-        return found if found is not None and found.priority == lowest else None
+        return next(waiter for waiter in reversed(self._waiters) if waiter.tenant == heaviest and not waiter.is_begun)
 
 
 def _finish(start: float, waiter: Waiter) -> float:

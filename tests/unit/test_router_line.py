@@ -173,3 +173,19 @@ def test_what_has_begun_is_not_displaced() -> None:
     assert line.displaceable_for(1, "b") is None
     fresh = add(line)
     assert line.displaceable_for(1, "b") is fresh and begun[0] in line
+
+
+def test_what_has_begun_weighs_nothing_where_others_could_give_way() -> None:
+    line = Line()
+    for _ in range(3):
+        add(line, tenant="a", is_begun=True)
+    b = [add(line, tenant="b") for _ in range(2)]
+    assert line.displaceable_for(1, "c") is b[1], "not nobody, because a has more in line"
+    assert line.displaceable_for(0, "c") is b[1]
+    assert line.displaceable_for(0, "a") is b[1], "what a has there has begun and takes nobody's place"
+
+    line = Line()
+    add(line, is_begun=True)
+    above = add(line, priority=1)
+    assert line.displaceable_for(2, "c") is above
+    assert line.displaceable_for(0, "c") is None
