@@ -40,7 +40,7 @@ class Directives:
         while True:
             directive, told = await self._waiting.get()
             if told.cancelled():
-                continue  # Who asked has been told that it did not come through: it must not come later.
+                continue  # Who asked has been told that it did not come through. (What is being written then may still.)
             await write(directive)
             if not told.done():
                 told.set_result(None)

@@ -81,7 +81,7 @@ async def test_a_lost_worker_whose_stream_is_still_there_is_not_found(register: 
         await servicer.DrainWorker(registry_pb2.DrainWorkerRequest(worker_id="p"), NOBODY)
 
 
-async def test_a_directive_that_was_given_up_does_not_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_directive_that_was_given_up_before_it_was_written_does_not_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directives_module, "TELL_TIMEOUT", timedelta(seconds=0.05))
     waiting, written = Directives(), list[Any]()
 
