@@ -132,7 +132,7 @@ async def test_cap_05_clients_that_stop_reading_hold_up_nobody(cluster: Cluster,
 @pytest.mark.timeout(120)
 async def test_cap_06_ten_thousand_at_once_are_served_or_refused_at_once(cluster: Cluster, client: Client) -> None:
     router = psutil.Process(cluster.router.pid)
-    before = router.memory_info().rss
+    before, worked = router.memory_info().rss, sum(router.cpu_times()[:2])
     requests = [request(prompt(4, seed=i), sampling={"max_tokens": 1}) for i in range(10_000)]
 
     result = await asyncio.to_thread(flood, cluster.address, requests, channels=16, timeout=60)
@@ -141,9 +141,9 @@ async def test_cap_06_ten_thousand_at_once_are_served_or_refused_at_once(cluster
     for error, _ in result.errors:
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "the limit is 1024 (--max-queue)" in (error.details() or "") and retry_after(error) is not None
-    # A second, on a core of one's own.
-    slowest = max(seconds for _, seconds in result.errors)
-    assert slowest * result.share < 1, f"refused after {slowest:.1f} s with {result.share:.2f} of a core"
+    # A router looks at some 2,000 calls a second, so of so many at once the last wait for seconds; each costs it little.
+    assert max(seconds for _, seconds in result.errors) < 20
+    assert (sum(router.cpu_times()[:2]) - worked) / len(requests) < 0.0015
     assert router.memory_info().rss - before < 100 << 20
     await cluster.assert_idle(client)
 

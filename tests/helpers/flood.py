@@ -14,12 +14,10 @@ from common.rpc.gen.pdserve.v1.generation_pb2_grpc import GenerationServiceStub
 
 @dataclass
 class Flood:
-    """errors: of calls that did not end OK, each with the seconds from its start to its end. served: how many ended OK.
-    share: how much of a core this process had while it started them; below 1 others were using the machine."""
+    """errors: of calls that did not end OK, each with the seconds from its start to its end. served: how many ended OK."""
 
     errors: list[tuple[grpc.RpcError, float]] = field(default_factory=list)
     served: int = 0
-    share: float = 1.0
 
 
 def flood(address: str, requests: Sequence[pb.GenerateRequest], *, channels: int, timeout: float) -> Flood:
@@ -31,13 +29,11 @@ def flood(address: str, requests: Sequence[pb.GenerateRequest], *, channels: int
         grpc.channel_ready_future(channel).result(timeout=10)
     stubs = [GenerationServiceStub(channel) for channel in made]
     calls, begins = [], []
-    began, worked = time.monotonic(), time.thread_time()
     for i, request in enumerate(requests):
         begins.append(time.monotonic())
         call = stubs[i % channels].Generate(request, timeout=timeout)
         call.add_done_callback(lambda _, i=i: ends.__setitem__(i, time.monotonic()))
         calls.append(call)
-    result.share = min(1.0, (time.thread_time() - worked) / (time.monotonic() - began))
     for i, call in enumerate(calls):
         try:
             for _ in call:
