@@ -4,8 +4,8 @@ from __future__ import annotations
 
 HALF_LIFE_SECONDS = 10.0
 """Of busy time after which what was measured counts half."""
-MIN_BUSY_SECONDS = 0.5
-"""Measured for less, nothing is said."""
+MIN_BUSY_SECONDS = 2.0
+"""Measured for less, nothing is said: the first requests of a burst pay for what is opened and warmed."""
 
 
 class Pace:

@@ -82,7 +82,7 @@ async def take_orders(fleet: Fleet) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := (await lines.readline()).decode():
         try:
-            order = Order.parse(line)
+            order = Order.parse(line.rstrip("\n"))
             if order.what == "stat":
                 print(*await fleet.stats(), sep="\n", flush=True)
             else:

@@ -72,10 +72,10 @@ def test_an_attempt_is_coming_until_it_has_joined_and_frees_its_prefill_worker_t
     d.report(WorkerLoad(waiting=2, pages=PageCounts(94, 6, 0, 0, 100)))
     assert (d.requests, d.available_pages) == (4, 88), "on its way they count beside what may be them already"
 
-    clock.now = 1.0
+    clock.now = 4.0
     stake.joined()
     stake.joined()
-    assert freed == [40] and p.pace.rate == 40
+    assert freed == [40] and p.pace.rate == 10
     assert (p.queued_tokens, p.requests) == (0, 0)
     assert (d.coming.requests, d.coming.pages) == (0, 0)
     d.report(WorkerLoad(running=2, pages=PageCounts(90, 10, 0, 0, 100)))
@@ -140,7 +140,7 @@ def test_pace_is_measured_over_busy_time_and_forgets() -> None:
     pace.note(100.0, is_busy=True)
     pace.note(100.2, is_busy=True, tokens=20)
     assert pace.rate is None, "too little was measured"
-    pace.note(101.0, is_busy=False, tokens=80)
+    pace.note(104.0, is_busy=False, tokens=380)
     assert pace.rate == pytest.approx(100, rel=0.02)
     pace.note(500.0, is_busy=True)
     assert pace.rate == pytest.approx(100, rel=0.02), "idle time is no slowness"
