@@ -181,7 +181,9 @@ class Session:
     def _closed(self, error: PdserveError) -> None:
         self.worker.has_session = False
         self.worker.trouble = str(error)
-        kind = Leaving if isinstance(error, Leaving) else Unavailable
+        # A draining worker's own word is lost if a write was under way when it ended the session.
+        in_order = isinstance(error, Leaving) or self.worker.state is WorkerState.DRAINING
+        kind = Leaving if in_order else Unavailable
         self._receiver.session_ended(self.worker, kind(f"{self.worker}: {error}"))
         self._on_change()
 

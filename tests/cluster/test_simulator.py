@@ -119,13 +119,21 @@ async def read(call: AsyncIterator[pb.GenerateResponse], answer: Answer) -> None
 async def test_a_killed_worker_costs_no_token(model: Path, tmp_path: Path, role: str) -> None:
     with Cluster(tmp_path, model, prefill=2, decode=2, worker_args=SIM) as cluster:
         async with cluster.client() as client:
+            process_of = {
+                worker.id: process
+                for worker in (await client.workers()).values()
+                for process in (*cluster.prefill, *cluster.decode)
+                if f"ready on {worker.address}\n" in process.output
+            }
             prompts = [prompt(300, seed=which) for which in range(12)]
             calls = [client.call(ids, sampling={"max_tokens": 200, **IGNORE}) for ids in prompts]
             answers = [Answer() for _ in prompts]
             asking = [asyncio.create_task(read(call, answer)) for call, answer in zip(calls, answers, strict=True)]
+
             # Some are being decoded, and with one prompt a step some are still to be computed.
             await eventually(lambda: any(answer.completions for answer in answers), within=10, every=0.001)
-            (cluster.prefill if role == "prefill" else cluster.decode)[0].kill()
+            begun = next(answer.started for answer in answers if answer.started and answer.completions)
+            process_of[begun.prefill_worker if role == "prefill" else begun.decode_worker].kill()
             await asyncio.gather(*asking)
             for ids, answer in zip(prompts, answers, strict=True):
                 assert_expected(answer, ids, 200, model=model)
