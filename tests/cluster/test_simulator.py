@@ -119,12 +119,7 @@ async def read(call: AsyncIterator[pb.GenerateResponse], answer: Answer) -> None
 async def test_a_killed_worker_costs_no_token(model: Path, tmp_path: Path, role: str) -> None:
     with Cluster(tmp_path, model, prefill=2, decode=2, worker_args=SIM) as cluster:
         async with cluster.client() as client:
-            process_of = {
-                worker.id: process
-                for worker in (await client.workers()).values()
-                for process in (*cluster.prefill, *cluster.decode)
-                if f"ready on {worker.address}\n" in process.output
-            }
+            process_of = await cluster.workers_by_id(client)
             prompts = [prompt(300, seed=which) for which in range(12)]
             calls = [client.call(ids, sampling={"max_tokens": 200, **IGNORE}) for ids in prompts]
             answers = [Answer() for _ in prompts]

@@ -92,12 +92,7 @@ async def test_one_trace_spans_the_three_processes_under_the_caller_s_span(trace
 async def test_a_retry_is_a_second_attempt_of_the_same_trace(traced: Cluster, collector: Collector) -> None:
     trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
     async with traced.client() as client:
-        process_of = {
-            worker.id: process
-            for worker in (await client.workers()).values()
-            for process in traced.decode
-            if f"ready on {worker.address}\n" in process.output
-        }
+        process_of = await traced.workers_by_id(client)
         sampling = {"max_tokens": 900, "ignore_eos": True}
         call = client.stub.Generate(request(prompt(20), sampling=sampling), timeout=20, metadata=traceparent(trace_id, caller))
         started = (await first_event(call, "started")).started

@@ -186,6 +186,15 @@ class Cluster:
         """The list itself: who ends one on purpose takes it out."""
         return self.prefill if role == "prefill" else self.decode
 
+    async def workers_by_id(self, client: Client) -> dict[str, Process]:
+        """Which process is the worker of that id, of those that are registered."""
+        return {
+            worker.id: process
+            for worker in (await client.workers()).values()
+            for process in (*self.prefill, *self.decode)
+            if f"ready on {worker.address}\n" in process.output
+        }
+
     @property
     def processes(self) -> list[Process]:
         return [process for process in (getattr(self, "router", None), *self.prefill, *self.decode) if process is not None]

@@ -15,9 +15,8 @@ PLANNED_TOKENS = 16
 """Products of more tokens are cuBLAS's."""
 SMALL_ELEMENTS = 8 << 20
 """Of a weight that is read in a few microseconds: the launches around it count as much."""
-
-
-LT_TOKENS = range(17, 65)
+LT_TOKENS = range(PLANNED_TOKENS + 1, 65)
+"""For which cuBLASLt was faster than cuBLAS (8B, whole steps)."""
 
 
 @contextmanager
