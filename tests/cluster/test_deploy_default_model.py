@@ -17,8 +17,8 @@ from deploy.fetch_model import default_model
 from tests.helpers.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100, 129, 150, 200, 255, 256, 257, 300, 2000)
-NEW_TOKENS = 40
+LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100, 150, 200, 255, 256, 257, 500, 1000, 2000)
+NEW_TOKENS = 64
 SAMPLING = {"max_tokens": NEW_TOKENS, "ignore_eos": True}
 # In a process of its own: two copies of the weights and of torch's threads are enough. One pass over prompt and output tells for
 # every output token whether it is the most likely one after what precedes it: by induction, the greedy continuation.
