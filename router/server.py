@@ -1,7 +1,7 @@
 """The router process: its parts put together, and its staged end.
 
 Start: model folder -> server listening (health: NOT_SERVING) -> workers register -> a pair is there: SERVING, "router ready".
-End:   health NOT_SERVING -> nobody is let in -> running requests get `grace` -> the rest end UNAVAILABLE -> closed -> exit 0.
+End:   health NOT_SERVING -> nobody is let in -> running requests get `grace` -> the rest end UNAVAILABLE -> exit 0.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import gc
 import logging
 import random
 from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
 
-from common.address import Address
+from common.address import Address, UnixAddress
 from common.config import describe
 from common.errors import Unavailable
 from common.metrics import start_metrics_server
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc, registry_pb2_grpc
 from common.rpc.health import Health
-from common.rpc.process import Stop
+from common.rpc.process import Stop, end_now
 from common.rpc.security import Security
 from common.tracing import LAST_SPANS_SECONDS, NO_TRACING, Tracing, start_tracing
 from common.version import VERSION
@@ -43,6 +45,9 @@ from router.servicer import GenerationServicer
 
 LAST_WORDS = timedelta(seconds=2)
 """For the statuses of the calls that the end of grace cut off to reach their clients."""
+
+LAST_BYTES = timedelta(seconds=0.2)
+"""For what has been written to reach the clients' side of their connections."""
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +117,11 @@ class Router:
         return address
 
     async def stop(self) -> None:
-        """Stage by stage, in at most grace and a few seconds."""
+        await self.drain()
+        await self._server.stop(grace=0.5)
+
+    async def drain(self) -> None:
+        """Stage by stage, in at most grace and a few seconds. From its end on new calls are still refused."""
         self._readiness.close()
         self._health.shutdown()
         self.admission.close("the router is shutting down")
@@ -123,7 +132,6 @@ class Router:
         await self._drain(LAST_WORDS)
         self._registration.close()
         await self.fleet.close()
-        await self._server.stop(grace=0.5)
 
     async def _drain(self, time_left: timedelta) -> None:
         try:
@@ -141,8 +149,8 @@ def calm_garbage_collection() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-async def serve(config: RouterConfig, stop: Stop) -> int:
-    """The process's main: from start to exit code."""
+async def serve(config: RouterConfig, stop: Stop) -> NoReturn:
+    """The process's main, to its end."""
     log.info("router %s: %s", VERSION, describe(config))
     metrics_port = start_metrics_server(config.metrics_port, role="router")
     tracing = start_tracing(config.otlp_endpoint, role="router")
@@ -152,7 +160,10 @@ async def serve(config: RouterConfig, stop: Stop) -> int:
     log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
     await stop.requested.wait()
     log.info("stopping: %d requests are running", router.admission.in_flight)
-    await router.stop()
+    await router.drain()
     await tracing.close(timeout_seconds=LAST_SPANS_SECONDS)
+    await asyncio.sleep(LAST_BYTES.total_seconds())
+    if isinstance(address, UnixAddress):
+        Path(address.host).unlink(missing_ok=True)  # noqa: ASYNC240 - nothing else runs any more
     log.info("stopped")
-    return 0
+    end_now(0)

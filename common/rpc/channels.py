@@ -84,7 +84,8 @@ def error_of(error: grpc.aio.AioRpcError) -> PdserveError:
     """The same status and text as an error of our family.
 
     A write that meets the end of its stream replaces the peer's status by an INTERNAL of the library's own (grpc/grpc#36066);
-    that one becomes Unavailable, which is all that is known then.
+    that one becomes Unavailable, which is all that is known then. So does CANCELLED, which is no wish of ours (a call that we
+    cancel raises CancelledError here): a server that stops says it of calls that no handler has seen yet (grpc/grpc#41785).
     """
     if LEAVING_METADATA in tuple(error.trailing_metadata() or ()):
         return Leaving(error.details() or "")
@@ -92,6 +93,8 @@ def error_of(error: grpc.aio.AioRpcError) -> PdserveError:
         return Unavailable("it is silent: a ping was not answered in time")
     if error.code() is grpc.StatusCode.INTERNAL and error.details() == _LOST_STATUS:
         return Unavailable("the peer ended the stream while it was being written to")
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return Unavailable("the peer gave up the call")
     return from_status(error.code(), error.details() or "")
 
 

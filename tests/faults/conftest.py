@@ -19,5 +19,7 @@ COUNTING = ("--page-size", "4", "--pool-pages", "3000", "--max-context", "1024",
 @pytest.fixture(scope="session")
 def four(counting_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """2 prefill and 2 decode workers of the model that counts; every test leaves as many in working order."""
-    with Cluster(tmp_path_factory.mktemp("four"), counting_model, prefill=2, decode=2, worker_args=COUNTING) as running:
+    with Cluster(
+        tmp_path_factory.mktemp("four"), counting_model, prefill=2, decode=2, worker_args=COUNTING, patience=""
+    ) as running:
         yield running

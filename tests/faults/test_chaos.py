@@ -108,6 +108,7 @@ async def test_chaos_of_kills_stops_cuts_and_cancels_loses_no_request_and_no_pag
         prefill_args=prefill,
         decode_args=["--lease", "2s"],
         router_args=PATIENT,
+        patience="",
     ) as cluster:
         kinds = ["kill", "stop", "hold", "cut", "leave"]
         async with Chaos(cluster, rng, counts={"prefill": 2, "decode": 2}, kinds=kinds) as chaos, cluster.client() as client:

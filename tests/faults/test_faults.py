@@ -153,7 +153,7 @@ async def test_flt_07_client_mistakes_do_not_mark_a_worker_as_broken(four: Clust
 
 
 async def test_flt_09_all_workers_die_under_load_and_others_come(counting_model: Path, tmp_path: Path) -> None:
-    with Cluster(tmp_path, counting_model, worker_args=COUNTING) as cluster:
+    with Cluster(tmp_path, counting_model, worker_args=COUNTING, patience="") as cluster:
         async with cluster.client() as client:
             pid = cluster.router.pid
             async with Load([client]) as load:
@@ -180,7 +180,7 @@ async def test_flt_09_all_workers_die_under_load_and_others_come(counting_model:
 async def test_flt_11_a_router_killed_and_started_again_finds_all_its_workers(
     counting_model: Path, tmp_path: Path, times: int
 ) -> None:
-    with Cluster(tmp_path, counting_model, prefill=2, decode=2, worker_args=COUNTING) as cluster:
+    with Cluster(tmp_path, counting_model, prefill=2, decode=2, worker_args=COUNTING, patience="") as cluster:
         for _ in range(times):
             async with cluster.client() as client:
                 streams = [client.call([i], sampling=FOREVER) for i in range(8)]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.faults
 @pytest.mark.timeout(120)
 async def test_lif_01_workers_that_finish_and_leave_while_the_router_is_paused_lose_no_token(tiny: Path, tmp_path: Path) -> None:
     args = ["--page-size", "4", "--pool-pages", "200", "--max-context", "256"]
-    with Cluster(tmp_path, tiny, worker_args=args) as cluster:
+    with Cluster(tmp_path, tiny, worker_args=args, patience="") as cluster:
         async with cluster.client() as client:
             ids = prompt(20)
             call = client.call(ids, sampling={"max_tokens": 200, "ignore_eos": True})

@@ -95,7 +95,7 @@ async def test_hnd_09_transfers_cut_off_between_the_workers_end_and_their_pages_
     prefill = ["--transport", transport, "--chunk-tokens", "16", "--transfer-timeout", f"{timeout_seconds}s"]
     decode = ["--lease", f"{timeout_seconds}s"]
     with Cluster(
-        tmp_path, tiny, decode=0, worker_args=ARGS, prefill_args=prefill, decode_args=decode, is_awaited=False
+        tmp_path, tiny, decode=0, worker_args=ARGS, prefill_args=prefill, decode_args=decode, is_awaited=False, patience=""
     ) as cluster:
         pair = RelayedWorker(cluster, "decode", concerns=connections_of(cluster.prefill[0].pid))
         async with pair as far, cluster.client() as client:

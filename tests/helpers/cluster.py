@@ -21,6 +21,8 @@ from tests.helpers.warm import Warm, WarmProcess
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ("prefill_worker", "decode_worker")
 START_SECONDS = 40.0
+PATIENCE = "20s"
+"""How long a peer may be silent in tests of something else: on a machine whose cores are all taken one can be for the default."""
 
 
 def free_port() -> int:
@@ -136,16 +138,20 @@ class Cluster:
         worker_listen: str = "127.0.0.1:0",
         connect: Callable[[str], Client] = Client,
         is_awaited: bool = True,
+        patience: str = PATIENCE,
     ) -> None:
         """listen: the router's address; empty: a free port. worker_listen: of workers that are told no other. connect: makes
-        client(). is_awaited: `with` waits until the router is ready, for which it must have a pair."""
+        client(). is_awaited: `with` waits until the router is ready, for which it must have a pair. patience: with silent peers;
+        empty: the default, for tests in which somebody is stopped or cut off."""
         self.folder, self.model = folder, model
         self.start_seconds = start_seconds
         self.address = listen or f"127.0.0.1:{free_port()}"
         self._worker_listen, self._connect, self._is_awaited = worker_listen, connect, is_awaited
-        self.router_args = ["--listen", self.address, "--model", str(model), *router_args]
+        silence = ["--peer-silence", patience] if patience else []
+        worker_silence = ["--worker-silence", patience] if patience else []
+        self.router_args = ["--listen", self.address, "--model", str(model), *silence, *worker_silence, *router_args]
         shared = ["--model", str(model), "--router", self.address, "--threads", "1", *worker_args]
-        self.worker_args = {"prefill": [*shared, *prefill_args], "decode": [*shared, *decode_args]}
+        self.worker_args = {"prefill": [*shared, *silence, *prefill_args], "decode": [*shared, *decode_args]}
         self.router: Process
         self.prefill: list[Process] = []
         self.decode: list[Process] = []
