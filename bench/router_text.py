@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 from common.work import TokenOut
 from common.work_key import WorkKey
-from router.text_stream import TextStream
-from router.tokenizer import Tokenizer
+from router.text.text_stream import TextStream
+from router.text.tokenizer import Tokenizer
 from tests.helpers.text_models import SAMPLE, byte_fallback, byte_level, words, write_model
 
 TOKENS = 20_000

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SamplingParams:
-    """How to choose each next token. The fields' ranges are checked in router/validation.py.
+    """How to choose each next token. The fields' ranges are checked in router/request/validation.py.
 
     temperature: 0 or less is greedy. max_tokens: output tokens at most.
     top_k: keep the k most likely; 0 or less is off. top_p: keep the smallest set that reaches this probability; 1.0 is off.

@@ -15,11 +15,11 @@ from common.tracing import NO_SPAN
 from common.wire import ids_to_bytes, req_pb
 from common.work_key import WorkKey
 from router.completion import Completion, Stage
-from router.placement import Ask, Pair
-from router.prompt_blocks import PromptBlocks
+from router.fleet.placement import Ask, Pair
+from router.fleet.prompt_blocks import PromptBlocks
+from router.fleet.workers import Worker
 from router.stake import Stake
 from router.traces import UNTRACED, AttemptTrace, RequestTrace
-from router.workers import Worker
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from common.work import FinishReason
 from router.attempt import Attempt, Work
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
+from router.fleet.placement import Pair
 from router.metrics import RouterMetrics
-from router.placement import Pair
 from router.places import Places
-from router.request_queue import RequestQueue
+from router.queueing.request_queue import RequestQueue
 from router.stake import Stake
 
 RETRY_SECONDS = 0.1

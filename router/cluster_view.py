@@ -10,10 +10,10 @@ from common.version import VERSION
 from router.admission import Admission
 from router.completion import Stage
 from router.dispatch import Dispatch
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
+from router.fleet.workers import Worker
 from router.metrics import RouterMetrics
-from router.request_queue import RequestQueue
-from router.workers import Worker
+from router.queueing.request_queue import RequestQueue
 
 
 class ClusterView:

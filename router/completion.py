@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from common.logs import about
 from common.rpc.gen.pdserve.v1 import work_pb2
 from common.work import FinishReason
-from router.output import Output
+from router.text.output import Output
 
 if TYPE_CHECKING:
     from router.attempt import Attempt

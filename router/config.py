@@ -13,7 +13,7 @@ from common.rpc.channels import PEER_SILENCE, check_silence
 from common.security_config import SECURITY, SecurityConfig
 from common.tracing import check_endpoint
 from router.caller import check_key
-from router.policies import PolicyName
+from router.fleet.policies import PolicyName
 
 
 @dataclass(frozen=True, kw_only=True)

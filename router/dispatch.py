@@ -10,7 +10,7 @@ from typing import Protocol
 from common.errors import Leaving, PdserveError, from_status
 from common.rpc.gen.pdserve.v1 import decode_pb2, prefill_pb2, work_pb2
 from router.completion import Completion, Stage
-from router.workers import Worker
+from router.fleet.workers import Worker
 
 log = logging.getLogger(__name__)
 

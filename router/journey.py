@@ -18,10 +18,10 @@ from common.rpc.gen.pdserve.v1 import generation_pb2
 from common.work import FinishReason
 from router.attempts import Attempts
 from router.completion import Completion
-from router.output import PLAIN_TOKEN_BYTES
 from router.pacing import Outlet
 from router.patience import Patience
 from router.stopwatch import Stopwatch
+from router.text.output import PLAIN_TOKEN_BYTES
 
 MAX_UNREAD_BYTES = 2 << 20
 """Output kept for a client that does not read it: 65,536 tokens, or 1,736 with 20 logprobs each (CAP-05)."""

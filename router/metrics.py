@@ -13,13 +13,13 @@ from common.errors import PdserveError
 from common.metrics import REGISTRY, STAGE_BUCKETS, gauge, record, register_gauges
 from common.work import Role
 from router.admission import Admission
-from router.circuit import Circuit
 from router.completion import Stage
 from router.dispatch import Dispatch
-from router.fleet import Fleet
+from router.fleet.circuit import Circuit
+from router.fleet.fleet import Fleet
+from router.fleet.workers import Worker, WorkerState
 from router.hot_metrics import HotCounter, HotHistogram
-from router.request_queue import RequestQueue
-from router.workers import Worker, WorkerState
+from router.queueing.request_queue import RequestQueue
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 5)

@@ -25,22 +25,22 @@ from router.admission import Admission, Ticket
 from router.attempt import Work
 from router.attempts import Attempts
 from router.caller import Caller
-from router.capacity import output_limit, pair_pages
 from router.completion import Completion
 from router.dispatch import Dispatch
-from router.fleet import ANY, Fleet
+from router.fleet.capacity import output_limit, pair_pages
+from router.fleet.fleet import ANY, Fleet
 from router.journey import Journey, Write
 from router.metrics import RouterMetrics
-from router.output import Output, bytes_per_token
 from router.pacing import Outlet
-from router.request_queue import RequestQueue
+from router.queueing.request_queue import RequestQueue
+from router.request.valid_request import Limits, ValidRequest
+from router.request.validation import check_prompt, validate
 from router.served_model import ServedModel
 from router.stopwatch import Stopwatch
-from router.text_stream import TextStream
+from router.text.output import Output, bytes_per_token
+from router.text.text_stream import TextStream
 from router.traces import RequestTrace
 from router.uids import Uids
-from router.valid_request import Limits, ValidRequest
-from router.validation import check_prompt, validate
 
 GOODBYE_SECONDS = 0.2
 """How long a name in use is waited for, in case its call was cancelled a moment ago."""

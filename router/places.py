@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from common.errors import PdserveError
 from router.attempt import Work
-from router.capacity import group_pages
 from router.completion import Completion, Stage
-from router.placement import Pair
-from router.request_queue import RequestQueue
-from router.waiter import Place, Waiter
+from router.fleet.capacity import group_pages
+from router.fleet.placement import Pair
+from router.queueing.request_queue import RequestQueue
+from router.queueing.waiter import Place, Waiter
 
 
 class _Wait(NamedTuple):

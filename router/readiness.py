@@ -8,8 +8,8 @@ from typing import Final
 
 from common.address import Address
 from common.rpc.health import Health
-from router.fleet import Fleet
-from router.workers import Worker
+from router.fleet.fleet import Fleet
+from router.fleet.workers import Worker
 
 TELL_SECONDS = 0.5
 

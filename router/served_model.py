@@ -7,10 +7,10 @@ import asyncio
 from common.fingerprint import fingerprint
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2
-from router.prompts import PromptReader
-from router.tokenizer import Tokenizer
-from router.valid_request import Limits, Prompt
-from router.validation import validate_detokenize, validate_tokenize
+from router.request.valid_request import Limits, Prompt
+from router.request.validation import validate_detokenize, validate_tokenize
+from router.text.prompts import PromptReader
+from router.text.tokenizer import Tokenizer
 
 INLINE_IDS = 4096
 

@@ -30,16 +30,16 @@ from router.caller import CallerKeys
 from router.cluster_view import ClusterView
 from router.config import RouterConfig
 from router.dispatch import Dispatch
-from router.fleet import Fleet
-from router.local_prefill import LocalPrefill
+from router.fleet.fleet import Fleet
+from router.fleet.local_prefill import LocalPrefill
+from router.fleet.policies import Placer
+from router.fleet.registry import Registry
+from router.fleet.registry_servicer import RegistryServicer
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
-from router.policies import Placer
+from router.queueing.request_queue import RequestQueue
+from router.queueing.room import RoomRule
 from router.readiness import Readiness
-from router.registry import Registry
-from router.registry_servicer import RegistryServicer
-from router.request_queue import RequestQueue
-from router.room import RoomRule
 from router.served_model import ServedModel
 from router.servicer import GenerationServicer
 

@@ -13,7 +13,7 @@ from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
 from common.version import VERSION
 from router.caller import Caller, CallerKeys
 from router.cluster_view import ClusterView
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
 from router.pipeline import Pipeline
 from router.served_model import ServedModel
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from router.estimate import Part
-from router.placement import Pair
+from router.fleet.estimate import Part
+from router.fleet.placement import Pair
 
 
 class Stake:

@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from common.tracing import NO_TRACING, Span, Tracing
-from router.placement import Pair
+from router.fleet.placement import Pair
 
 
 class RequestTrace:

@@ -30,7 +30,7 @@ from bench.sim.shooter import Seen, Shooter
 from bench.sim.traffic import TRACES, TraceName, Traffic
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1.generation_pb2_grpc import GenerationServiceStub
-from router.policies import PolicyName
+from router.fleet.policies import PolicyName
 from tests.helpers.cluster import Process, free_port
 from tests.helpers.eventually import eventually
 

@@ -199,7 +199,7 @@ async def test_lif_01_what_a_worker_said_before_it_left_counts_also_if_its_leave
 async def test_a_worker_that_left_and_does_not_end_its_session_is_given_up(
     stand: RouterStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.fleet.LAST_WORDS", timedelta(milliseconds=200))
+    monkeypatch.setattr("router.fleet.fleet.LAST_WORDS", timedelta(milliseconds=200))
     stand.decode[0].steps.gate.clear()
     call = stand.client.call(PROMPT, sampling=FORTY)
     first = await first_event(call, "delta")

@@ -9,7 +9,7 @@ import pytest
 
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_request import expected_output
 from tests.helpers.router_stand import MAX_CONTEXT, PAGE_SIZE, RouterStand

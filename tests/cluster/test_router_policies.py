@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from router.policies import PolicyName
+from router.fleet.policies import PolicyName
 from tests.helpers.client import Answer, Client
 from tests.helpers.fake_request import expected_output
 from tests.helpers.router_stand import RouterStand

@@ -21,18 +21,21 @@ ALLOWED = {
     "examples": {"common"},
 }
 ROOMS = {*ALLOWED, "tests", "bench"}
+# The same within the router: what a folder of it may import of the others. Its own files, where all of it meets, may import any.
+ROUTER = {"request": set[str](), "text": {"request"}, "fleet": set[str](), "queueing": {"fleet"}}
 HEAVY = ("torch", "transformers", "numpy", "safetensors", "huggingface_hub", "opentelemetry")
 
 
-def imported(source: str) -> set[str]:
-    """Top-level packages that a module imports, wherever in it."""
+def imported(source: str, depth: int = 1) -> set[str]:
+    """Packages that a module imports, wherever in it: the first `depth` names of each."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {name.name.split(".")[0] for name in node.names}
+            found |= {".".join(name.name.split(".")[:depth]) for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the direction"
-            found.add(str(node.module).split(".")[0])
+            names = [f"{node.module}.{name.name}" for name in node.names]
+            found |= {".".join(name.split(".")[:depth]) for name in names}
     return found
 
 
@@ -49,9 +52,23 @@ def test_imports_run_one_way(room: str) -> None:
     assert wrong == set()
 
 
+@pytest.mark.parametrize("folder", ROUTER)
+def test_the_routers_folders_import_one_way(folder: str) -> None:
+    files = sorted((ROOT / "router" / folder).rglob("*.py"))
+    assert files
+    allowed = {f"router.{name}" for name in (folder, *ROUTER[folder])}
+    wrong = {
+        f"{file.relative_to(ROOT)} imports {other}"
+        for file in files
+        for other in imported(file.read_text(), depth=2)
+        if other.startswith("router.") and other not in allowed
+    }
+    assert wrong == set()
+
+
 @pytest.mark.parametrize("source", ["import router.x", "from router.x import y", "def f():\n    from router import x"])
 def test_a_wrong_import_would_be_found(source: str) -> None:
-    assert imported(source) == {"router"}
+    assert imported(source) == {"router"} and imported(source, depth=2) == {"router.x"}
 
 
 def test_the_router_imports_nothing_heavy() -> None:

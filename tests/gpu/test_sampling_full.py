@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.core import Req, SamplingParams
-from router.valid_request import MAX_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS
+from router.request.valid_request import MAX_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS
 from tests.gpu.sampling import CUDA, ROWS, VOCAB, Level, Rig, on_cpu, tokens
 from tests.helpers.sampling import EOS, make_req, spread_logits
 

@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import InvalidRequest
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
-from router.valid_request import Limits, ValidRequest
-from router.validation import validate
+from router.request.valid_request import Limits, ValidRequest
+from router.request.validation import validate
 
 LIMITS = Limits(vocab_size=1000, max_context=64)
 

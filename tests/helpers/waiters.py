@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 from common.errors import PdserveError
-from router.placement import Ask, Pair
-from router.waiter import Waiter
+from router.fleet.placement import Ask, Pair
+from router.queueing.waiter import Waiter
 
 _uids = count(1)
 

@@ -9,7 +9,7 @@ import pytest
 from bench.geometries import GEOMETRIES, write_model
 from common.engine.model_config import ModelConfig
 from common.model_dir import ModelDir
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.unit
 

@@ -15,15 +15,15 @@ from common.tracing import NoTracing
 from common.work import FinishReason
 from router.attempt import Work
 from router.attempts import Attempts
-from router.circuits import Circuits
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
+from router.fleet.circuits import Circuits
+from router.fleet.placement import Pair
+from router.fleet.registry import Registry
 from router.metrics import RouterMetrics
-from router.output import Output
-from router.placement import Pair
-from router.registry import Registry
+from router.queueing.waiter import Place, Waiter
+from router.text.output import Output
 from router.traces import UNTRACED, RequestTrace
-from router.waiter import Place, Waiter
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit

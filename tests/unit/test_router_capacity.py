@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import OutOfRange
-from router.capacity import group_pages, output_limit, pair_pages
+from router.fleet.capacity import group_pages, output_limit, pair_pages
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit

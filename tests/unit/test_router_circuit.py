@@ -14,7 +14,7 @@ from common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from router.circuit import (
+from router.fleet.circuit import (
     FAULTS_TO_OPEN,
     FIRST_PAUSE_SECONDS,
     FORGET_SECONDS,

@@ -10,9 +10,9 @@ from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
 from common.work import FinishReason
 from router.attempt import Attempt
 from router.completion import MAX_HELD, MOVES, Completion, Stage
-from router.output import Output
-from router.placement import Pair
+from router.fleet.placement import Pair
 from router.stake import Stake
+from router.text.output import Output
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit

@@ -11,9 +11,9 @@ from common.rpc.gen.pdserve.v1 import decode_pb2, prefill_pb2, work_pb2
 from router.attempt import Attempt
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
-from router.output import Output
-from router.placement import Pair
+from router.fleet.placement import Pair
 from router.stake import Stake
+from router.text.output import Output
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from common.errors import DeadlineExceeded, ResourceExhausted
-from router.answers import Answers
-from router.forecast import Forecast
+from router.queueing.answers import Answers
+from router.queueing.forecast import Forecast
 
 pytestmark = pytest.mark.unit
 

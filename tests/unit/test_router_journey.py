@@ -15,13 +15,13 @@ from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
 from router import journey as journey_module
 from router.attempt import Attempt
 from router.completion import Completion, Stage
+from router.fleet.placement import Pair
 from router.journey import Journey
 from router.metrics import RouterMetrics
-from router.output import PLAIN_TOKEN_BYTES, Output
 from router.pacing import Outlet
-from router.placement import Pair
 from router.stake import Stake
 from router.stopwatch import Stopwatch
+from router.text.output import PLAIN_TOKEN_BYTES, Output
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit

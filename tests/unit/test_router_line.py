@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.line import Line
-from router.waiter import Waiter
+from router.queueing.line import Line
+from router.queueing.waiter import Waiter
 from tests.helpers.waiters import waiter
 
 pytestmark = pytest.mark.unit

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.work import PageCounts, WorkerLoad
-from router.estimate import Estimate
-from router.pace import Pace
-from router.placement import Pair
+from router.fleet.estimate import Estimate
+from router.fleet.pace import Pace
+from router.fleet.placement import Pair
 from router.stake import Stake
 from tests.unit.test_router_placement import worker
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from router.local_prefill import LocalPrefill
-from router.placement import Ask, Pair, placeable, seats_for
-from router.policies import Placer
-from router.prompt_blocks import PromptBlocks
-from router.room import RoomRule
-from router.turns import next_turn
-from router.workers import Worker
+from router.fleet.local_prefill import LocalPrefill
+from router.fleet.placement import Ask, Pair, placeable, seats_for
+from router.fleet.policies import Placer
+from router.fleet.prompt_blocks import PromptBlocks
+from router.fleet.workers import Worker
+from router.queueing.room import RoomRule
+from router.queueing.turns import next_turn
 from tests.helpers.waiters import waiter
 from tests.unit.test_router_placement import worker
 

@@ -9,9 +9,9 @@ import pytest
 
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
-from router.output import ABSORB_TOKENS, DELTA_TOKENS, Output
-from router.text_stream import TextStream
-from router.tokenizer import Tokenizer
+from router.text.output import ABSORB_TOKENS, DELTA_TOKENS, Output
+from router.text.text_stream import TextStream
+from router.text.tokenizer import Tokenizer
 from tests.helpers.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.unit

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from common.work import WorkerLoad
-from router.pair_wait import PairWait
-from router.workers import Departure, Worker
+from router.fleet.pair_wait import PairWait
+from router.fleet.workers import Departure, Worker
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit

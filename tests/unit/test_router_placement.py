@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from common.work import Compatibility, PageCounts, Role, WorkerLoad, WorkerProfile
-from router.placement import Ask, Seats, seats_for
-from router.workers import Worker
+from router.fleet.placement import Ask, Seats, seats_for
+from router.fleet.workers import Worker
 
 pytestmark = pytest.mark.unit
 

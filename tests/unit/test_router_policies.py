@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from common.work import WorkerLoad
-from router.placement import Ask, seats_for
-from router.policies import POLICIES, Placer
-from router.policies.least_load import least_load
-from router.policies.power_of_two import after_draws, power_of_two
-from router.policies.prefix import after_prefix, prefix
-from router.policies.round_robin import Turn, after_turn, round_robin
-from router.policies.session import session
-from router.prefix_map import PrefixMap
-from router.prompt_blocks import PromptBlocks
-from router.workers import Worker
+from router.fleet.placement import Ask, seats_for
+from router.fleet.policies import POLICIES, Placer
+from router.fleet.policies.least_load import least_load
+from router.fleet.policies.power_of_two import after_draws, power_of_two
+from router.fleet.policies.prefix import after_prefix, prefix
+from router.fleet.policies.round_robin import Turn, after_turn, round_robin
+from router.fleet.policies.session import session
+from router.fleet.prefix_map import PrefixMap
+from router.fleet.prompt_blocks import PromptBlocks
+from router.fleet.workers import Worker
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit

@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import FailedPrecondition, Incompatible
 from common.work import Compatibility, Role, WorkerLoad, WorkerProfile
-from router.registry import LOST_SHOWN_SECONDS, Registry
-from router.workers import Departure, Worker, WorkerState
+from router.fleet.registry import LOST_SHOWN_SECONDS, Registry
+from router.fleet.workers import Departure, Worker, WorkerState
 
 pytestmark = pytest.mark.unit
 

@@ -12,11 +12,11 @@ import pytest
 from common.errors import NotFound, Unavailable
 from common.rpc.gen.pdserve.v1 import registry_pb2
 from common.wire import profile_to_pb
-from router import directives as directives_module
-from router.directives import Directives
-from router.registry import Registry
-from router.registry_servicer import RegistryServicer
-from router.workers import Departure
+from router.fleet import directives as directives_module
+from router.fleet.directives import Directives
+from router.fleet.registry import Registry
+from router.fleet.registry_servicer import RegistryServicer
+from router.fleet.workers import Departure
 from tests.helpers.eventually import eventually
 from tests.unit.test_router_registry import profile
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.placement import Ask, seats_for
-from router.policies import POLICIES, Placer, PolicyName
-from router.policies.rendezvous import BALANCE, home_of, within
-from router.prefix_map import PrefixMap
-from router.prompt_blocks import PromptBlocks, block_tokens
-from router.workers import Worker
+from router.fleet.placement import Ask, seats_for
+from router.fleet.policies import POLICIES, Placer, PolicyName
+from router.fleet.policies.rendezvous import BALANCE, home_of, within
+from router.fleet.prefix_map import PrefixMap
+from router.fleet.prompt_blocks import PromptBlocks, block_tokens
+from router.fleet.workers import Worker
 from tests.unit.test_router_placement import worker
 
 pytestmark = pytest.mark.unit

@@ -11,11 +11,11 @@ import pytest
 
 from common.errors import ResourceExhausted, Unavailable
 from common.work import WorkerLoad
-from router.placement import Ask, seats_for
-from router.policies import Placer
-from router.request_queue import LOOKAHEAD, RequestQueue
-from router.room import RoomRule
-from router.workers import Worker
+from router.fleet.placement import Ask, seats_for
+from router.fleet.policies import Placer
+from router.fleet.workers import Worker
+from router.queueing.request_queue import LOOKAHEAD, RequestQueue
+from router.queueing.room import RoomRule
 from tests.helpers.eventually import eventually
 from tests.helpers.waiters import waiter
 from tests.unit.test_router_placement import worker

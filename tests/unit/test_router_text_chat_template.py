@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from common.errors import FailedPrecondition, InvalidRequest, StartError
-from router.chat_template import ChatTemplate
-from router.prompts import PromptReader
-from router.tokenizer import Tokenizer
-from router.valid_request import ChatPrompt, IdsPrompt, TextPrompt
+from router.request.valid_request import ChatPrompt, IdsPrompt, TextPrompt
+from router.text.chat_template import ChatTemplate
+from router.text.prompts import PromptReader
+from router.text.tokenizer import Tokenizer
 from tests.helpers.text_models import byte_level, write_model
 
 pytestmark = pytest.mark.unit

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from router.detokenizer import ByteDetokenizer, Detokenizer, RunDetokenizer, WindowDetokenizer, make_detokenizer
-from router.tokenizer import Tokenizer
+from router.text.detokenizer import ByteDetokenizer, Detokenizer, RunDetokenizer, WindowDetokenizer, make_detokenizer
+from router.text.tokenizer import Tokenizer
 from tests.helpers.text_models import byte_fallback, byte_level, words, write_model
 
 pytestmark = pytest.mark.unit

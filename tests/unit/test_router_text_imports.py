@@ -10,8 +10,8 @@ import pytest
 pytestmark = pytest.mark.unit
 
 MODULES = (
-    "common.model_dir", "common.fingerprint", "router.chat_template", "router.detokenizer", "router.prompts",
-    "router.stop_strings", "router.text_stream", "router.tokenizer", "router.validation",
+    "common.model_dir", "common.fingerprint", "router.text.chat_template", "router.text.detokenizer", "router.text.prompts",
+    "router.text.stop_strings", "router.text.text_stream", "router.text.tokenizer", "router.request.validation",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.stop_strings import StopStrings
+from router.text.stop_strings import StopStrings
 
 pytestmark = pytest.mark.unit
 

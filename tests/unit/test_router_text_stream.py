@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from common.core import SamplingParams
 from common.work import FinishReason, TokenOut
 from common.work_key import WorkKey
-from router.text_stream import TextPiece, TextStream, TokenText
-from router.tokenizer import Tokenizer
-from router.valid_request import TextPrompt, ValidRequest
+from router.request.valid_request import TextPrompt, ValidRequest
+from router.text.text_stream import TextPiece, TextStream, TokenText
+from router.text.tokenizer import Tokenizer
 from tests.helpers.text_models import byte_fallback, byte_level, write_model
 
 pytestmark = pytest.mark.unit

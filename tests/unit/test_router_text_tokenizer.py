@@ -12,8 +12,8 @@ import pytest
 from tokenizers import processors
 
 from common.errors import InvalidRequest, StartError
-from router.chat_template import ChatTemplate
-from router.tokenizer import Tokenizer
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
 from tests.helpers.eventually import once_below
 from tests.helpers.text_models import byte_fallback, byte_level, words, write_model
 

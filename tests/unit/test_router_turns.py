@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.estimate import Part
-from router.line import Line
-from router.placement import Ask, placeable
-from router.policies import Placer
-from router.prompt_blocks import PromptBlocks
-from router.room import RoomRule
-from router.turns import MAX_BYPASS, Turn, next_turn
-from router.waiter import Waiter
-from router.workers import Worker
+from router.fleet.estimate import Part
+from router.fleet.placement import Ask, placeable
+from router.fleet.policies import Placer
+from router.fleet.prompt_blocks import PromptBlocks
+from router.fleet.workers import Worker
+from router.queueing.line import Line
+from router.queueing.room import RoomRule
+from router.queueing.turns import MAX_BYPASS, Turn, next_turn
+from router.queueing.waiter import Waiter
 from tests.helpers.waiters import waiter
 from tests.unit.test_router_placement import worker
 

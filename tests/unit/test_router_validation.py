@@ -13,8 +13,8 @@ import pytest
 from common.core import SamplingParams
 from common.errors import PdserveError, Unimplemented
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
-from router.valid_request import Limits, TextPrompt, ValidRequest
-from router.validation import validate
+from router.request.valid_request import Limits, TextPrompt, ValidRequest
+from router.request.validation import validate
 from tests.helpers.eventually import once_below
 from tests.helpers.validating import LIMITS, chat, refusal, request, valid
 

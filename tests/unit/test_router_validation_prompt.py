@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import InvalidRequest, OutOfRange
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
-from router.valid_request import ChatPrompt, IdsPrompt, TextPrompt
-from router.validation import check_prompt, validate_detokenize, validate_tokenize
+from router.request.valid_request import ChatPrompt, IdsPrompt, TextPrompt
+from router.request.validation import check_prompt, validate_detokenize, validate_tokenize
 from tests.helpers.validating import LIMITS, chat, refusal, request, valid
 
 pytestmark = pytest.mark.unit

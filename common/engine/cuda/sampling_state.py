@@ -22,7 +22,7 @@ from common.engine.sampler import MIN_TEMPERATURE, is_deterministic
 MAX_STOP_TOKENS = 64
 MAX_BIAS = 1024
 MAX_TOP = 20
-"""As many of each as the router lets a request have (router/valid_request.py)."""
+"""As many of each as the router lets a request have (router/request/valid_request.py)."""
 
 PARAMS = struct.Struct("<fiffQIiiifffiii")
 """A slot's 16 words on the device: temperature, top_k, top_p, min_p, seed, completion, output_index, min_tokens, logprobs (-1 for

@@ -1,0 +1,124 @@
+"""RegistryService: one stream per worker, profile first, then its load. The stream's end without a goodbye, or silence, is the
+worker's loss. Operators drain workers through it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any
+
+import grpc
+
+from common.errors import Aborted, InvalidRequest, Leaving, NotFound, Unavailable
+from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
+from common.vigil import Vigil
+from common.wire import load_from_pb, profile_from_pb
+from common.work import WorkerProfile
+from router.fleet.directives import Directives
+from router.fleet.registry import Registry
+from router.fleet.workers import Departure, Worker
+
+LOOKS = 8
+"""How often in a silence that would end a stream it is looked for."""
+END: Any = grpc.aio.EOF
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
+    def __init__(self, registry: Registry, *, epoch: int, silence: timedelta) -> None:
+        """silence: a worker that reports nothing for so long is taken for lost."""
+        self._registry = registry
+        self._epoch = epoch
+        self._silence = silence
+        self._directives: dict[Worker, Directives] = {}
+        self._end = ("its registration stream ended", Departure.BROKEN)
+        """What it means when a stream ends without more words."""
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Says goodbye on every stream, which ends it; a worker then looks for the next router at this address."""
+        self._end = ("this router is being stopped", Departure.IN_ORDER)
+        self._is_closed = True
+        for directives in self._directives.values():
+            directives.post(registry_pb2.RouterDirective(goodbye=registry_pb2.Goodbye()))
+
+    async def Register(self, request_iterator: Any, context: Context) -> None:
+        profile = await self._read_profile(context)
+        if self._is_closed:  # Who was told goodbye a moment ago looks for the next router already.
+            raise Leaving("this router is being stopped")
+        worker = self._registry.join(profile)
+        directives = self._directives[worker] = Directives()
+        directives.post(registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=self._epoch)))
+        sides = [asyncio.create_task(self._follow(worker, context)), asyncio.create_task(directives.run(context.write))]
+        try:
+            await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+            for side in sides:
+                if side.done():
+                    side.result()
+        except Unavailable as error:
+            self._registry.leave(worker, str(error), Departure.SILENT)
+            raise
+        finally:
+            del self._directives[worker]
+            self._registry.leave(worker, *self._end)
+            for side in sides:
+                side.cancel()
+            await asyncio.gather(*sides, return_exceptions=True)
+
+    async def DrainWorker(self, request: registry_pb2.DrainWorkerRequest, context: Context) -> registry_pb2.DrainWorkerResponse:
+        if request.HasField("grace_ms") and request.grace_ms == 0:
+            raise InvalidRequest("grace_ms", "must be at least 1", 0)
+        drain = registry_pb2.Drain(grace_ms=request.grace_ms, stay=not request.exit)
+        await self._of(request.worker_id).tell(registry_pb2.RouterDirective(drain=drain))
+        return registry_pb2.DrainWorkerResponse()
+
+    async def UndrainWorker(
+        self, request: registry_pb2.UndrainWorkerRequest, context: Context
+    ) -> registry_pb2.UndrainWorkerResponse:
+        await self._of(request.worker_id).tell(registry_pb2.RouterDirective(undrain=registry_pb2.Undrain()))
+        return registry_pb2.UndrainWorkerResponse()
+
+    def _of(self, worker_id: str) -> Directives:
+        # A former self, or a lost worker, may have its stream for a while yet.
+        registered = {worker.id: directives for worker, directives in self._directives.items() if worker.lost_at is None}
+        if (directives := registered.get(worker_id)) is not None:
+            return directives
+        known = ", ".join(sorted(registered)) or "none"
+        raise NotFound(f"worker_id must be that of a registered worker ({known}), got {worker_id!r}")
+
+    async def _read_profile(self, context: Context) -> WorkerProfile:
+        first = await self._read(context)
+        if first is None or first.WhichOneof("message") != "profile":
+            raise InvalidRequest("message", "must be a profile first", first and first.WhichOneof("message"))
+        try:
+            return profile_from_pb(first.profile)
+        except ValueError as error:
+            raise InvalidRequest("profile", str(error), first.profile.worker_id) from None
+
+    async def _follow(self, worker: Worker, context: Context) -> None:
+        while (status := await self._read(context)) is not None:
+            if worker.lost_at is not None:
+                # Else a worker whose place another took for a moment would report to nobody for ever.
+                raise Aborted(f"this registration is over: {worker.lost_because}")
+            match status.WhichOneof("message"):
+                case "load":
+                    self._registry.report(worker, load_from_pb(status.load))
+                case "goodbye":
+                    self._registry.leave(worker, "it was stopped in order", Departure.IN_ORDER)
+                    return
+
+    async def _read(self, context: Context) -> registry_pb2.WorkerStatus | None:
+        """None at the stream's end. Raises Unavailable for silence."""
+        seconds = self._silence.total_seconds()
+        tick = seconds / LOOKS
+        vigil = Vigil(tick_seconds=tick, now=time.monotonic())
+        reading = asyncio.ensure_future(context.read())
+        try:
+            while not (await asyncio.wait([reading], timeout=tick))[0]:
+                if vigil.look(time.monotonic()) >= seconds:
+                    raise Unavailable(f"no report for {seconds:g} s")
+            status = reading.result()
+        finally:
+            reading.cancel()
+        return None if status is END else status

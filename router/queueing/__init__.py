@@ -1,0 +1,1 @@
+"""Who waits in the router, for how long, and whose turn is next."""

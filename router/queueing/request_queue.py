@@ -1,0 +1,197 @@
+"""RequestQueue: where requests wait until a worker has room for them.
+
+A request that finds room, and nobody waiting who goes before it, goes at once. The others wait here rather than in the workers'
+queues: here a cancel costs nothing, priority and fairness still count, and workers are chosen as late as possible. Who goes next
+is router/queueing/line.py's and router/queueing/turns.py's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from common.errors import PdserveError, ResourceExhausted
+from router.fleet.fleet import Fleet
+from router.fleet.pace import Pace
+from router.fleet.placement import placeable, seats_for
+from router.fleet.workers import Worker
+from router.queueing.answers import Answers
+from router.queueing.forecast import Forecast
+from router.queueing.line import Line
+from router.queueing.room import RoomRule
+from router.queueing.turns import Turn, next_turn
+from router.queueing.waiter import Waiter
+
+LOOKAHEAD = 16
+"""How many of the line may be next, of those that some worker could take: whoever is first and finds no room is bypassed by
+these alone."""
+
+
+class RequestQueue:
+    """A RegistryListener. Event loop only."""
+
+    def __init__(
+        self, fleet: Fleet, *, rule: RoomRule, longest_wait: timedelta, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """longest_wait: of a request, however far its deadline is."""
+        self._fleet = fleet
+        self._rule = rule
+        self._longest_wait = longest_wait
+        self._clock = clock
+        self._line = Line()
+        self._pace = Pace()
+        """Of prompts that were computed while somebody waited, for the first time each: what runs again gets nobody forward."""
+        self._answers = Answers()
+        self._is_serving_soon = False
+        fleet.registry.listen(self)
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompts that wait and have not begun."""
+        return self._line.tokens
+
+    def enter(self, waiter: Waiter) -> None:
+        """Calls waiter.go at once if it is its turn, waiter.refuse if that would come too late; else it waits."""
+        self._line.add(waiter)
+        self._serve()
+        if waiter not in self._line:
+            return
+        self._note_pace()
+        if not waiter.is_begun and (error := self._forecast(waiter).why_not_wait(self._time_left(waiter))) is not None:
+            self._refuse(waiter, error)
+            return
+        seconds = self._longest_wait.total_seconds()
+        waiter.timer = asyncio.get_running_loop().call_later(seconds, self._waited_too_long, waiter)
+        self._watch(waiter)
+
+    def enter_later(self, waiter: Waiter, *, delay_seconds: float) -> None:
+        waiter.timer = asyncio.get_running_loop().call_later(delay_seconds, self.enter, waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """It wants no turn any more. Idempotent."""
+        waiter.unwatch()
+        if waiter in self._line:
+            self._line.remove(waiter, goes=False)
+            self._serve_soon()
+
+    def displace(self, priority: int, tenant: str, error: PdserveError) -> bool:
+        """Refuses one that waits with this error, if there is one that has less of a right to its place than a newcomer."""
+        if (waiter := self._line.displaceable_for(priority, tenant)) is None:
+            return False
+        self._refuse(waiter, error)
+        return True
+
+    def retry_after(self) -> timedelta:
+        """When a request that came now would have its turn, if it waited."""
+        return self._forecast(None).retry_after
+
+    def freed(self, tokens: int) -> None:
+        """Work has ended somewhere. tokens: of a prompt that was computed for the first time, else 0."""
+        if self._line:
+            if tokens:
+                self._note_pace(tokens)
+            self._serve_soon()
+
+    def answered(self, *, tokens: int, seconds: float) -> None:
+        """An answer has ended: so many tokens, and so long after its first."""
+        self._answers.note(tokens=tokens, seconds=seconds)
+
+    def joined(self, worker: Worker) -> None:
+        pass
+
+    def left(self, worker: Worker, *, with_last_words: bool) -> None:
+        pass
+
+    def changed(self) -> None:
+        for waiter in self._line.all():
+            self._watch(waiter)
+        self._serve_soon()
+
+    def reported(self) -> None:
+        if self._line:
+            self._serve_soon()
+
+    def _serve_soon(self) -> None:
+        """Once for everything that happens in this turn of the event loop."""
+        if not self._is_serving_soon:
+            self._is_serving_soon = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def _serve(self) -> None:
+        """Everybody whose turn it is goes."""
+        self._is_serving_soon = False
+        while self._line and (turn := self._next_turn()):
+            if (error := self._why_not_go(turn.waiter)) is not None:
+                self._refuse(turn.waiter, error)
+                continue
+            for other in turn.bypassed:
+                other.bypassed += 1
+            self._line.remove(turn.waiter, goes=True)
+            turn.waiter.unwatch()
+            self._fleet.placer.took(turn.pair, turn.waiter.ask)
+            turn.waiter.go(turn.pair)
+        if not self._line:
+            self._note_pace()
+
+    def _next_turn(self) -> Turn | None:
+        workers = placeable(self._fleet.circuits.willing)
+        return next_turn(self._line.leading(LOOKAHEAD), workers, rule=self._rule, placer=self._fleet.placer)
+
+    def _refuse(self, waiter: Waiter, error: PdserveError) -> None:
+        self.leave(waiter)
+        waiter.refuse(error)
+
+    def _why_not_go(self, waiter: Waiter) -> PdserveError | None:
+        """Only of those that have waited: where nobody waits nothing is known of load."""
+        if waiter.is_begun or waiter.timer is None:
+            return None
+        return self._forecast(waiter).why_not_go(self._time_left(waiter))
+
+    def _time_left(self, waiter: Waiter) -> float | None:
+        return None if waiter.deadline is None else waiter.deadline - self._clock()
+
+    def _waited_too_long(self, waiter: Waiter) -> None:
+        seconds = self._longest_wait.total_seconds()
+        text = f"waited {seconds:g} s for a worker with room, the limit (--queue-wait)"
+        self._refuse(waiter, ResourceExhausted(text, retry_after=self.retry_after(), reason="waited_too_long"))
+
+    def _watch(self, waiter: Waiter) -> None:
+        """While no worker could ever take it, it waits no longer than the fleet says."""
+        has_seats = seats_for(self._fleet.circuits.willing, waiter.ask) is not None
+        if waiter.search is None and not has_seats:
+            waiter.search = asyncio.create_task(self._search(waiter))
+        elif waiter.search is not None and has_seats:
+            # At once: whoever stands behind it is not to go first.
+            waiter.search.cancel()
+            waiter.search = None
+
+    async def _search(self, waiter: Waiter) -> None:
+        try:
+            await self._fleet.until_placeable(waiter.ask, is_begun=waiter.is_begun)
+        except PdserveError as error:
+            waiter.search = None
+            self._refuse(waiter, error)
+        else:
+            waiter.search = None
+            self._serve_soon()
+
+    def _note_pace(self, tokens: int = 0) -> None:
+        self._pace.note(self._clock(), is_busy=len(self._line) > 0, tokens=tokens)
+
+    def _forecast(self, waiter: Waiter | None) -> Forecast:
+        """For one in line, or for somebody at its end."""
+        in_line = self._line.tokens_ahead(waiter) if waiter is not None else self._line.tokens
+        workers = [worker for worker in self._fleet.registry.live if worker.is_placeable and worker.computes_prompts]
+        paces = [pace for worker in workers if (pace := worker.pace.rate) is not None]
+        return Forecast(
+            tokens_ahead=in_line + sum(worker.queued_tokens for worker in workers),
+            tokens=waiter.tokens if waiter is not None else 0,
+            line_pace=self._pace.rate,
+            worker_pace=max(paces, default=None),
+            answer=self._answers.expected_seconds(waiter.output_tokens) if waiter is not None else 0.0,
+        )

@@ -1,0 +1,73 @@
+"""Whose turn it is, and where it goes: a function of values.
+
+The first in line for whom there is room goes. Whoever stands before and finds none (pages are what it may lack, or one of the
+workers its policy prefers) is bypassed, at most MAX_BYPASS times. Then it takes any worker that takes its prompt, with pages or
+without: the rest of its wait is in a decode worker's line, which nobody overtakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from router.fleet.placement import Pair, Seats, seats_among
+from router.fleet.policies import Placer
+from router.fleet.workers import Worker
+from router.queueing.room import RoomRule
+from router.queueing.waiter import Waiter
+
+MAX_BYPASS = 16
+
+
+class Turn(NamedTuple):
+    """bypassed: those that stood before the waiter and stay."""
+
+    waiter: Waiter
+    pair: Pair
+    bypassed: tuple[Waiter, ...]
+
+
+def next_turn(leading: Sequence[Waiter], workers: Sequence[Worker], *, rule: RoomRule, placer: Placer) -> Turn | None:
+    """leading: the first of the line, in order. workers: the placeable ones, in order of id."""
+    is_prefill_open = any(rule.takes_prompt(worker) for worker in workers if worker.computes_prompts)
+    if not leading or not (is_prefill_open or any(worker.profile.local_prefill_tokens for worker in workers)):
+        return None
+    passed: list[Waiter] = []
+    spare: Turn | None = None
+    hopeless: Waiter | None = None
+    for waiter in leading:
+        ask, is_patient = waiter.ask, waiter.bypassed < MAX_BYPASS
+        if hopeless is not None and is_patient and _asks_no_less(waiter, hopeless):
+            passed.append(waiter)
+            continue
+        if (seats := seats_among(workers, ask)) is None:
+            continue  # It waits for a worker to come, which is no room it could be robbed of.
+        pages = waiter.pages if is_patient else None
+        if (local := placer.local(seats, ask, pages=pages)) is not None:
+            return Turn(waiter, local, tuple(passed))
+        if not is_prefill_open:
+            continue  # Whoever goes before it from here on takes no prefill worker from it.
+        if (open_seats := rule.open_seats(seats, pages=pages)) is None:
+            hopeless = waiter if is_patient and not ask.avoid else hopeless
+            passed.append(waiter)
+            continue
+        if not placer.has_homes or not is_patient or open_seats == seats:
+            return Turn(waiter, placer.choose(open_seats, ask), tuple(passed))
+        if _is_open(pair := placer.choose(seats, ask), open_seats):
+            return Turn(waiter, pair, tuple(passed))
+        # Nobody idles for a preference: whoever came first takes the room that nobody prefers.
+        spare = spare or Turn(waiter, placer.choose(open_seats, ask), tuple(passed))
+        passed.append(waiter)
+    return spare
+
+
+def _asks_no_less(waiter: Waiter, hopeless: Waiter) -> bool:
+    """So there is no room for it either."""
+    mine, other = waiter.ask, hopeless.ask
+    return mine.needs_decode is other.needs_decode and mine.pages >= other.pages and waiter.pages >= hopeless.pages
+
+
+def _is_open(pair: Pair, seats: Seats) -> bool:
+    if pair.prefill not in seats.firsts:
+        return False
+    return pair.decode is None or pair.is_alone or pair.decode in seats.decodes

@@ -1,0 +1,1 @@
+"""What a client may ask for: the validated request, and the rules that its fields are held to."""
