@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.client import Client
-from tests.helpers.cluster import Cluster, Process, free_port
+from tests.helpers.cluster import Cluster, free_port
 from tests.helpers.eventually import eventually
 from tests.helpers.prompts import prompt
 from tests.helpers.sim import FAST
@@ -25,13 +26,13 @@ SHAPE = {
 async def test_two_routers_send_a_session_to_the_same_workers(tmp_path: Path) -> None:
     model, other = tmp_path / "model", f"127.0.0.1:{free_port()}"
     write_model(model, byte_level(), config=SHAPE)
-    second = Process("router", ["--listen", other, "--model", str(model), "--policy", "session"], log=tmp_path / "second.log")
     args = [*FAST, "--page-size", "16", "--pool-pages", "400", "--router", other]
     with Cluster(tmp_path, model, prefill=4, worker_args=args, decode=3, router_args=["--policy", "session"]) as cluster:
-        second.wait_for_line("router ready on")
+        second = cluster.start_router_at(other)
+        await asyncio.to_thread(second.wait_for_line, "router ready on")
         async with cluster.client() as one, Client(other) as two:
             for client in (one, two):
-                await eventually(partial(has_workers, client, 7), within=5)
+                await eventually(partial(has_workers, client, 7), within=20)
             homes = [[await workers_of(client, i) for i in range(12)] for client in (one, two)]
             assert homes[0] == homes[1] and len(set(homes[0])) > 4
             await cluster.assert_idle(one)

@@ -135,8 +135,7 @@ async def test_two_routers_restarted_one_by_one_fail_no_request_of_a_client_that
 ) -> None:
     second = f"127.0.0.1:{free_port()}"
     with Cluster(tmp_path, counting_model, worker_args=[*COUNTING, "--router", second]) as cluster:
-        args = [second if arg == cluster.address else arg for arg in cluster.router_args]
-        routers = {cluster.address: cluster.router, second: cluster._start("router", args)}
+        routers = {cluster.address: cluster.router, second: cluster.start_router_at(second)}
         await asyncio.to_thread(routers[second].wait_for_line, "router ready on")
         try:
             async with Client(cluster.address) as one, Client(second) as other:
@@ -147,8 +146,7 @@ async def test_two_routers_restarted_one_by_one_fail_no_request_of_a_client_that
                         routers[address].signal(signal.SIGTERM)
                         assert await asyncio.to_thread(routers[address].wait, within=40) == 0
                         assert warnings.lines() == []
-                        router_args = cluster.router_args if address == cluster.address else args
-                        routers[address] = cluster._start("router", router_args)
+                        routers[address] = cluster.start_router_at(address)
                         await asyncio.to_thread(routers[address].wait_for_line, "router ready on")
                         # Also for the clients' channels, which wait a moment before they connect anew.
                         for connected in (one, other):

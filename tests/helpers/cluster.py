@@ -181,6 +181,10 @@ class Cluster:
         self.router = self._start("router", self.router_args)
         return self.router
 
+    def start_router_at(self, address: str) -> Process:
+        """One more, told the same; whoever starts it ends it."""
+        return self._start("router", [address if arg == self.address else arg for arg in self.router_args])
+
     def start_worker(self, role: str, *, listen: str = "", router: str = "", extra: Sequence[str] = ()) -> Process:
         """router: instead of the cluster's own address."""
         args = [router or arg if arg == self.address else arg for arg in self.worker_args[role]]
