@@ -1,4 +1,5 @@
-"""Nouns to protobuf and back, in pairs; past this module nothing sees a pb2 of the internal services.
+"""What is said of requests to protobuf and back, in pairs; past this module and common/worker_wire.py nothing sees a pb2 of the
+internal services.
 
 Token ids travel as little-endian int32 bytes: as repeated integers, 32k ids cost milliseconds.
 """
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from common.core import Req, SamplingParams
-from common.rpc.gen.pdserve.v1 import generation_pb2, registry_pb2, work_pb2
+from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
 from common.token_ids import MakeIds, tensor_ids
-from common.work import MAX_COMPLETIONS, Compatibility, FinishReason, PageCounts, TokenOut, WorkerLoad, WorkerProfile, WorkFailure
+from common.work import MAX_COMPLETIONS, FinishReason, TokenOut, WorkFailure
 from common.work_key import WorkKey
 
 assert array("i").itemsize == 4
@@ -195,64 +196,3 @@ def failure_to_pb(failure: WorkFailure) -> work_pb2.Failure:
 
 def failure_from_pb(pb: work_pb2.Failure, router_epoch: int) -> WorkFailure:
     return WorkFailure(WorkKey(router_epoch, pb.uid, pb.attempt), pb.code, pb.message, pb.retryable, pb.handed_back)
-
-
-def compatibility_to_pb(value: Compatibility) -> work_pb2.Compatibility:
-    return work_pb2.Compatibility(**asdict(value))
-
-
-def compatibility_from_pb(pb: work_pb2.Compatibility) -> Compatibility:
-    return Compatibility(**{field.name: getattr(pb, field.name) for field in pb.DESCRIPTOR.fields})
-
-
-def profile_to_pb(profile: WorkerProfile) -> registry_pb2.WorkerProfile:
-    return registry_pb2.WorkerProfile(
-        worker_id=profile.worker_id,
-        role=profile.role,
-        address=profile.address,
-        compatibility=compatibility_to_pb(profile.compatibility),
-        device=profile.device,
-        total_pages=profile.total_pages,
-        max_running=profile.max_running,
-        version=profile.version,
-        local_prefill=profile.local_prefill,
-        chunk_tokens=profile.chunk_tokens,
-        local_prefill_tokens=profile.local_prefill_tokens,
-    )
-
-
-def profile_from_pb(pb: registry_pb2.WorkerProfile) -> WorkerProfile:
-    """Raises ValueError on a role that is neither prefill nor decode."""
-    if pb.role != "prefill" and pb.role != "decode":
-        raise ValueError(f"role must be 'prefill' or 'decode', got {pb.role!r}")
-    return WorkerProfile(
-        worker_id=pb.worker_id,
-        role="prefill" if pb.role == "prefill" else "decode",
-        address=pb.address,
-        compatibility=compatibility_from_pb(pb.compatibility),
-        device=pb.device,
-        total_pages=pb.total_pages,
-        max_running=pb.max_running,
-        version=pb.version,
-        local_prefill=pb.local_prefill,
-        chunk_tokens=pb.chunk_tokens,
-        local_prefill_tokens=pb.local_prefill_tokens,
-    )
-
-
-def load_to_pb(load: WorkerLoad) -> registry_pb2.WorkerLoad:
-    return registry_pb2.WorkerLoad(
-        running=load.running,
-        waiting=load.waiting,
-        queued_tokens=load.queued_tokens,
-        free_pages=load.pages.free,
-        held_pages=load.pages.held,
-        cached_pages=load.pages.cached,
-        quarantined_pages=load.pages.quarantined,
-        draining=load.draining,
-    )
-
-
-def load_from_pb(pb: registry_pb2.WorkerLoad) -> WorkerLoad:
-    counts = (pb.free_pages, pb.held_pages, pb.cached_pages, pb.quarantined_pages)
-    return WorkerLoad(pb.running, pb.waiting, pb.queued_tokens, PageCounts(*counts, total=sum(counts)), pb.draining)

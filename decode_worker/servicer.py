@@ -16,9 +16,10 @@ from common.errors import DeadlineExceeded, InvalidRequest, PdserveError
 from common.handoff.cuda_ipc import PoolExport
 from common.logs import About, bind
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, work_pb2
-from common.wire import compatibility_from_pb, completions_of, failure_to_pb, req_from_pb, token_to_pb
+from common.wire import completions_of, failure_to_pb, req_from_pb, token_to_pb
 from common.work import WorkFailure
 from common.work_key import WorkKey
+from common.worker_wire import compatibility_from_pb
 from decode_worker import commands
 from decode_worker.commit_wire import commit_from_pb
 from decode_worker.events import Failed, PrefillStarted, Retracted

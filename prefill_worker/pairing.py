@@ -21,8 +21,8 @@ from common.handoff.cuda_ipc import PoolExport
 from common.handoff.sim_link import SimLink, SimTransfers
 from common.rpc.channels import Connect, make_channel
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
-from common.wire import compatibility_to_pb
 from common.work import Compatibility
+from common.worker_wire import compatibility_to_pb
 from prefill_worker.commands import AwaitPoolEnd, ClosePool, OpenCudaPool, OpenPool
 from prefill_worker.peer_errors import peer_error
 

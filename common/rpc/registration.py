@@ -22,8 +22,8 @@ import grpc
 from common.address import Address
 from common.rpc.channels import Connect, error_of, make_channel
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
-from common.wire import load_to_pb, profile_to_pb
 from common.work import WorkerLoad, WorkerProfile
+from common.worker_wire import load_to_pb, profile_to_pb
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=2)
 PATIENCE = timedelta(seconds=5)

@@ -13,8 +13,8 @@ import grpc
 from common.errors import Aborted, InvalidRequest, Leaving, NotFound, Unavailable
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from common.vigil import Vigil
-from common.wire import load_from_pb, profile_from_pb
 from common.work import WorkerProfile
+from common.worker_wire import load_from_pb, profile_from_pb
 from router.fleet.directives import Directives
 from router.fleet.registry import Registry
 from router.fleet.workers import Departure, Worker

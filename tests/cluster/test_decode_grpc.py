@@ -14,8 +14,8 @@ from common.errors import LEAVING_METADATA, Leaving
 from common.handoff.base import page_checksum
 from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import decode_pb2, handoff_pb2, prefill_pb2
-from common.wire import compatibility_to_pb
 from common.work import FinishReason
+from common.worker_wire import compatibility_to_pb
 from decode_worker import servicer
 from tests.helpers.decode_core import EPOCH, make_req
 from tests.helpers.decode_worker import decode_worker, memory_of

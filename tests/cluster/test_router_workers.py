@@ -18,8 +18,8 @@ from common.errors import PdserveError
 from common.rpc.channels import error_of
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
-from common.wire import profile_to_pb
 from common.work import Role, WorkerProfile
+from common.worker_wire import profile_to_pb
 from tests.helpers.client import first_event
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_request import expected_output

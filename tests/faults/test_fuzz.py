@@ -33,7 +33,7 @@ from common.rpc.gen.pdserve.v1 import (
     registry_pb2,
     work_pb2,
 )
-from common.wire import compatibility_to_pb
+from common.worker_wire import compatibility_to_pb
 from tests.helpers.calls import Rpc, rpcs
 from tests.helpers.client import Client
 from tests.helpers.cluster import Cluster, Process

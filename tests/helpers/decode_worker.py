@@ -24,7 +24,8 @@ from common.handoff.staging import Staging
 from common.rpc.channels import make_channel
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc, prefill_pb2
 from common.rpc.server import bind, make_server
-from common.wire import compatibility_to_pb, req_to_pb, token_to_pb
+from common.wire import req_to_pb, token_to_pb
+from common.worker_wire import compatibility_to_pb
 from decode_worker.core import DecodeCore
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.server import add_services

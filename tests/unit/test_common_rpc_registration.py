@@ -16,8 +16,8 @@ from common.errors import Incompatible
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from common.rpc.registration import Registration
 from common.rpc.server import bind, make_server
-from common.wire import load_from_pb, profile_from_pb
 from common.work import Compatibility, PageCounts, WorkerLoad, WorkerProfile
+from common.worker_wire import load_from_pb, profile_from_pb
 from tests.helpers.eventually import eventually
 from tests.helpers.rpc import LOOPBACK
 

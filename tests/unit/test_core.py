@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import core, wire
+from common import core, wire, worker_wire
 from common.core import Batch, Context, Req, SamplingParams
 from common.errors import Incompatible
 from common.rpc.gen.pdserve.v1 import work_pb2
@@ -202,8 +202,8 @@ COMPATIBILITY = Compatibility("abc", "float32", 16, 2048, 2, 2, 16)
 def test_profile_and_load_survive_the_wire() -> None:
     profile = WorkerProfile("decode-1", "decode", "127.0.0.1:1", COMPATIBILITY, "cpu", 64, 16, "0.1")
     load = WorkerLoad(1, 2, 3, PageCounts(4, 5, 6, 7, 22), draining=True)
-    assert wire.profile_from_pb(wire.profile_to_pb(profile)) == profile
-    assert wire.load_from_pb(wire.load_to_pb(load)) == load
+    assert worker_wire.profile_from_pb(worker_wire.profile_to_pb(profile)) == profile
+    assert worker_wire.load_from_pb(worker_wire.load_to_pb(load)) == load
 
 
 @pytest.mark.parametrize(

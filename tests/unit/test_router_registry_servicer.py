@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import NotFound, Unavailable
 from common.rpc.gen.pdserve.v1 import registry_pb2
-from common.wire import profile_to_pb
+from common.worker_wire import profile_to_pb
 from router.fleet import directives as directives_module
 from router.fleet.directives import Directives
 from router.fleet.registry import Registry
