@@ -32,7 +32,7 @@ class SecurityConfig:
         None, "tokens of workers and routers among each other: the first is presented, all are accepted", group=SECURITY
     )
     insecure: bool = option(
-        False, "listen on any address, even without TLS or tokens, and take workers from anywhere", group=SECURITY
+        False, "listen on and dial any address, even without TLS or tokens, and take workers from anywhere", group=SECURITY
     )
     channelz: bool = option(
         False, "serve grpc.channelz.v1, for workers' tokens: connections and calls from inside", group=SECURITY
@@ -64,9 +64,20 @@ class SecurityConfig:
         """Callers must show a certificate."""
         return self.tls_ca is not None if self.tls_mutual is None else self.tls_mutual
 
-    def check_listen(self, address: Address, *, tokens: Path | None, flag: str) -> None:
-        """Raises ValueError if other hosts reach address and nothing keeps them out. tokens, flag: those its callers need."""
-        if not (address.is_local or self.has_tls or tokens is not None or self.insecure):
-            raise ValueError(
-                f"--listen {address} is reached from other hosts: it needs --tls-cert and --tls-key, or {flag}, or --insecure"
-            )
+    def check_listen(self, address: Address, *, has_clients: bool = False, client_tokens: Path | None = None) -> None:
+        """Raises ValueError naming what is missing, if other hosts reach address: TLS, and what tells each kind of caller from a
+        stranger. has_clients: clients call it too, not only workers and routers."""
+        if address.is_local or self.insecure:
+            return
+        missing = [] if self.has_tls else ["TLS (--tls-cert and --tls-key)"]
+        if has_clients and client_tokens is None and not self.is_mutual:
+            missing.append("clients' tokens (--auth-token-file) or certificates (--tls-ca)")
+        if self.worker_token_file is None and not self.is_mutual:
+            missing.append("workers' tokens (--worker-token-file) or certificates (--tls-ca)")
+        if missing:
+            raise ValueError(f"--listen {address} is reached from other hosts: it needs {', and '.join(missing)}, or --insecure")
+
+    def check_dial(self, address: Address, *, flag: str) -> None:
+        """Raises ValueError if what is dialled there may be anybody, who then reads this process's token and its work."""
+        if not (address.is_local or self.has_tls or self.insecure):
+            raise ValueError(f"{flag} {address} is not on this host: it needs TLS (--tls-cert and --tls-key), or --insecure")

@@ -79,7 +79,9 @@ class WorkerConfig(SecurityConfig):
         check_endpoint(self.otlp_endpoint)
         if self.listen.host in _WILDCARDS and self.advertise is None:
             raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
-        self.check_listen(self.listen, tokens=self.worker_token_file, flag="--worker-token-file")
+        self.check_listen(self.listen)
+        for router in self.router:
+            self.check_dial(router, flag="--router")
 
     @property
     def on_cuda(self) -> bool:

@@ -33,7 +33,8 @@ class Admission:
         self.max_queue = max_queue
         self.max_in_flight = max_in_flight
         self._line = line
-        self._inside: dict[str, Ticket] = {}
+        self._inside: dict[tuple[str, str], Ticket] = {}
+        """By client and request id: clients choose ids without knowing of each other."""
         self._queued = 0
         self.let_in = 0
         """In all."""
@@ -64,11 +65,12 @@ class Admission:
         """From now on nobody gets in."""
         self._closed_because = reason
 
-    def enter(self, request_id: str, *, priority: int = 0, tenant: str = "") -> Ticket:
-        """Raises Unavailable when closed, AlreadyExists for a name in use, ResourceExhausted naming the full limit."""
+    def enter(self, request_id: str, *, client: str = "", priority: int = 0, tenant: str = "") -> Ticket:
+        """client: among whose requests the name must be the only one. Raises Unavailable when closed, AlreadyExists for a name in
+        use, ResourceExhausted naming the full limit."""
         if self._closed_because is not None:
             raise Unavailable(self._closed_because, reason="shutting_down")
-        if request_id in self._inside:
+        if (client, request_id) in self._inside:
             raise AlreadyExists(f"request_id {request_id!r} is in use by a running request")
         if self.in_flight >= self.max_in_flight:
             raise self._full(self.in_flight, self.max_in_flight, "are in flight", "--max-in-flight", "too_many_in_flight")
@@ -76,22 +78,22 @@ class Admission:
             full = self._full(self._queued, self.max_queue, "wait for their first token", "--max-queue", "queue_full")
             if not self._line.displace(priority, tenant, full):
                 raise full
-        ticket = self._inside[request_id] = Ticket(self, request_id)
+        ticket = self._inside[client, request_id] = Ticket(self, request_id, client)
         self._queued += 1
         self.let_in += 1
         return ticket
 
-    async def left(self, request_id: str, *, within_seconds: float) -> None:
+    async def left(self, request_id: str, *, client: str = "", within_seconds: float) -> None:
         """Returns once the name is free, or so long after. A cancelled call holds its name until its task has been told, which
         may be after the client's next call has come."""
-        holder = self._inside.get(request_id)
+        holder = self.find(request_id, client=client)
         if holder is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(within_seconds):
                     await holder.left.wait()
 
-    def find(self, request_id: str) -> Ticket | None:
-        return self._inside.get(request_id)
+    def find(self, request_id: str, *, client: str = "") -> Ticket | None:
+        return self._inside.get((client, request_id))
 
     def tickets(self) -> list[Ticket]:
         return list(self._inside.values())
@@ -108,7 +110,7 @@ class Admission:
             await self._emptied.wait()
 
     def _leave(self, ticket: Ticket) -> None:
-        del self._inside[ticket.request_id]
+        del self._inside[ticket.client, ticket.request_id]
         ticket.left.set()
         if not self._inside:
             self._emptied.set()
@@ -122,8 +124,9 @@ class Admission:
 class Ticket:
     """One request's place, and the handle by which others end it. Leaving the with block gives place and name back."""
 
-    def __init__(self, admission: Admission, request_id: str) -> None:
+    def __init__(self, admission: Admission, request_id: str, client: str) -> None:
         self.request_id = request_id
+        self.client = client
         self.is_queued = True
         self.left = asyncio.Event()
         self._admission = admission

@@ -19,22 +19,31 @@ class CallerKeys:
 
 @dataclass(frozen=True)
 class Caller:
-    """arrived_at, deadline: time.monotonic() seconds; no deadline: None. session: names what belongs together, tenant:
-    whom to be fair to, traceparent: the caller's span (W3C); "" for none."""
+    """arrived_at, deadline: time.monotonic() seconds; no deadline: None. client: whose request it is, as the token says. session:
+    names what belongs together, tenant: whom to be fair to, traceparent: the caller's span (W3C). "" for none."""
 
     arrived_at: float
     deadline: float | None = None
+    client: str = ""
     session: str = ""
     tenant: str = ""
     traceparent: str = ""
 
     @classmethod
-    def of(cls, metadata: Iterable[tuple[str, str | bytes]], keys: CallerKeys, *, now: float, time_left: float | None) -> Caller:
+    def of(
+        cls,
+        metadata: Iterable[tuple[str, str | bytes]],
+        keys: CallerKeys,
+        *,
+        now: float,
+        time_left: float | None,
+        client: str = "",
+    ) -> Caller:
         """time_left: seconds. Longer names are cut to MAX_NAME_CHARS; of several values of one key the last counts."""
         names = {key: value[:MAX_NAME_CHARS] for key, value in metadata if isinstance(value, str)}
         deadline = None if time_left is None else now + time_left
         session, tenant = names.get(keys.session, ""), names.get(keys.tenant, "")
-        return cls(now, deadline, session=session, tenant=tenant, traceparent=names.get("traceparent", ""))
+        return cls(now, deadline, client, session=session, tenant=tenant, traceparent=names.get("traceparent", ""))
 
 
 def check_key(flag: str, key: str) -> None:

@@ -55,13 +55,18 @@ class RouterConfig(SecurityConfig):
     log_format: LogFormat = option("text", "how lines are written; json: an object a line")
     log_prompts: bool = option(False, "log every prompt; without, no prompt or output is ever logged")
     auth_token_file: Path | None = option(None, "tokens of clients; unset: clients need none", group=SECURITY)
+    operator_token_file: Path | None = option(
+        None,
+        "tokens of operators, who alone flush caches and drain workers; unset: whoever has a client's, a worker's token",
+        group=SECURITY,
+    )
     max_calls_per_client: int | None = option(
         None, "calls that one client may have open, by its token or else its host; unset: no limit of its own", group=SECURITY
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_listen(self.listen, tokens=self.auth_token_file, flag="--auth-token-file")
+        self.check_listen(self.listen, has_clients=True, client_tokens=self.auth_token_file)
         for name in ("max_queue", "max_in_flight", "max_attempts", "max_calls_per_client", "max_prompt_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")

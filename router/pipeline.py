@@ -98,8 +98,8 @@ class Pipeline:
         try:
             request = validate(pb, self.limits)
             about.request_id = name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
-            await self._admission.left(name, within_seconds=GOODBYE_SECONDS)
-            with self._admission.enter(name, priority=request.priority, tenant=caller.tenant) as ticket:
+            await self._admission.left(name, client=caller.client, within_seconds=GOODBYE_SECONDS)
+            with self._admission.enter(name, client=caller.client, priority=request.priority, tenant=caller.tenant) as ticket:
                 journey = await self._prepare(request, ticket, caller, trace)
                 del request  # Its list of ids would be the largest thing a long stream holds.
                 await journey.run(write, on_first_token=ticket.started)
@@ -121,12 +121,15 @@ class Pipeline:
             output_tokens = journey.output_tokens if journey is not None else 0
             trace.end(outcome, request_id=about.request_id, output_tokens=output_tokens)
 
-    def abort(self, request_id: str) -> bool:
-        """False: no running request has this id."""
-        ticket = self._admission.find(request_id)
-        if ticket is not None:
+    def abort(self, request_id: str, *, client: str | None) -> bool:
+        """client: whose requests may be meant; None: anybody's. False: no running request of theirs has this id."""
+        if client is None:
+            tickets = [ticket for ticket in self._admission.tickets() if ticket.request_id == request_id]
+        else:
+            tickets = [ticket for ticket in [self._admission.find(request_id, client=client)] if ticket is not None]
+        for ticket in tickets:
             ticket.end(None)
-        return ticket is not None
+        return bool(tickets)
 
     async def _prepare(self, request: ValidRequest, ticket: Ticket, caller: Caller, trace: RequestTrace) -> Journey:
         """From a valid request to a journey that can run."""

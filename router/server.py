@@ -62,7 +62,12 @@ class Router:
         epoch = rng.getrandbits(64)
         self._grace = config.grace
         self._listen = config.listen
-        self._security = Security(config, client_tokens=config.auth_token_file, max_calls_per_client=config.max_calls_per_client)
+        self._security = Security(
+            config,
+            client_tokens=config.auth_token_file,
+            operator_tokens=config.operator_token_file,
+            max_calls_per_client=config.max_calls_per_client,
+        )
         model = ServedModel(
             ModelDir.open(config.model, need_weights=False),
             max_context=config.max_context,

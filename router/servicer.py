@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from common.rpc.auth import who_calls
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
 from common.version import VERSION
@@ -37,10 +38,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     def _caller_of(self, context: Context) -> Caller:
         metadata = context.invocation_metadata() or ()
-        return Caller.of(metadata, self._caller_keys, now=time.monotonic(), time_left=context.time_remaining())
+        now, time_left = time.monotonic(), context.time_remaining()
+        return Caller.of(metadata, self._caller_keys, now=now, time_left=time_left, client=who_calls().client)
 
     async def Abort(self, request: pb2.AbortRequest, context: Context) -> pb2.AbortResponse:
-        return pb2.AbortResponse(found=self._pipeline.abort(request.request_id))
+        who = who_calls()
+        return pb2.AbortResponse(found=self._pipeline.abort(request.request_id, client=None if who.is_operator else who.client))
 
     async def GetModel(self, request: pb2.GetModelRequest, context: Context) -> pb2.GetModelResponse:
         folder, limits = self._model.folder, self._pipeline.limits

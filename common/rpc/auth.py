@@ -4,28 +4,32 @@
 
 | audience | services           | needs                                                             |
 | ANYONE   | health, reflection | nothing                                                           |
-| CLIENT   | GenerationService  | a client's token, if the router has --auth-token-file             |
+| CLIENT   | GenerationService  | a client's or operator's token, if the router has                 |
+|          |                    | --auth-token-file                                                 |
+| OPERATOR | OPERATOR_METHODS   | an operator's token, if the router has --operator-token-file;     |
+|          |                    | else what their service needs                                     |
 | WORKER   | the others         | a worker's token, if this process has --worker-token-file; else a |
 |          |                    | certificate (mutual TLS), or a caller of this host                |
 
-The two kinds are apart: a client's token registers no worker and reaches no worker, a worker's token is no client's.
+The kinds are apart: a client's token registers no worker and reaches no worker, a worker's token is no client's. An operator may
+do what a client may, to any client's requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from enum import Enum
-from typing import Any, Final
-from urllib.parse import unquote
+from typing import Any, Final, NamedTuple
 
 import grpc
 
-from common.errors import PdserveError, PermissionDenied, ResourceExhausted, Unauthenticated
+from common.errors import PdserveError, PermissionDenied, Unauthenticated
+from common.rpc.call_limit import CallLimit
 from common.rpc.handlers import Context, rewrap, within
+from common.rpc.peer import host_of, is_local_peer
 from common.rpc.tokens import Token, TokenFile
 
 HEADER: Final = "authorization"
@@ -34,9 +38,10 @@ FIRST_MESSAGE_SECONDS: Final = 1.0
 
 
 class Audience(Enum):
-    ANYONE = "anyone"
-    CLIENT = "client"
-    WORKER = "worker"
+    ANYONE = "anyone's"
+    CLIENT = "a client's"
+    OPERATOR = "an operator's"
+    WORKER = "a worker's"
 
 
 AUDIENCES: Final = {
@@ -45,6 +50,32 @@ AUDIENCES: Final = {
     "pdserve.v1.GenerationService": Audience.CLIENT,
 }
 """A service that is not named here is for workers."""
+
+OPERATOR_METHODS: Final = frozenset(
+    {
+        "/pdserve.v1.GenerationService/FlushCache",
+        "/pdserve.v1.RegistryService/DrainWorker",
+        "/pdserve.v1.RegistryService/UndrainWorker",
+    }
+)
+"""What one caller may do to all others. Where no operator has a token they are for whom their service is for."""
+
+
+class Who(NamedTuple):
+    """Who calls. client: the same for all calls of one client, so that what is its own can be told from what is others'; "" where
+    clients need no token: then nobody is told from anybody. is_operator: has shown an operator's token."""
+
+    client: str = ""
+    is_operator: bool = False
+
+
+NOBODY_KNOWN: Final = Who()
+_calling: ContextVar[Who] = ContextVar("calling", default=NOBODY_KNOWN)
+
+
+def who_calls() -> Who:
+    """Within a handler, and in tasks begun from there."""
+    return _calling.get()
 
 
 def audience_of(method: str) -> Audience:
@@ -64,18 +95,25 @@ class Gate:
         *,
         clients: TokenFile | None = None,
         workers: TokenFile | None = None,
+        operators: TokenFile | None = None,
         is_mutual: bool = False,
         is_open: bool = False,
     ) -> None:
         """is_mutual: every caller has shown a certificate. is_open: --insecure."""
         self._clients = clients
         self._workers = workers
+        self._operators = operators
         self._is_mutual = is_mutual
         self._is_open = is_open
 
+    def audience_of(self, method: str) -> Audience:
+        """Here, with the kinds of token that there are."""
+        is_operators = self._operators is not None and method in OPERATOR_METHODS
+        return Audience.OPERATOR if is_operators else audience_of(method)
+
     def needs_peer(self, method: str) -> bool:
         """Only where the caller is decides about this method."""
-        return audience_of(method) is Audience.WORKER and self._workers is None and not (self._is_mutual or self._is_open)
+        return self.audience_of(method) is Audience.WORKER and self._workers is None and not (self._is_mutual or self._is_open)
 
     def check_peer(self, method: str, peer: str) -> None:
         """Raises PermissionDenied for a caller from another host. peer: as gRPC writes it."""
@@ -86,51 +124,42 @@ class Gate:
 
     def check_token(self, method: str, metadata: Sequence[tuple[str, str | bytes]]) -> Token | None:
         """The caller's token, None where none is needed. Raises Unauthenticated; PermissionDenied for one of the other kind."""
-        audience = audience_of(method)
+        audience = self.audience_of(method)
         accepted, others = self._kinds(audience)
         if not accepted:
             return None
         shown = _bearer(metadata)
+        called = method.removeprefix("/") if audience is Audience.OPERATOR else service_of(method)
         if shown is None:
-            raise Unauthenticated(f"{service_of(method)} needs a {audience.value} token in the metadata: {HEADER}: {SCHEME}TOKEN")
+            raise Unauthenticated(f"{called} needs {audience.value} token in the metadata: {HEADER}: {SCHEME}TOKEN")
         if (token := _find(accepted, shown)) is not None:
             return token
         if _find(others, shown) is not None:
-            raise PermissionDenied(f"{service_of(method)} takes no token of this kind, it needs a {audience.value} token")
-        raise Unauthenticated(f"the {audience.value} token is not known here")
+            raise PermissionDenied(f"{called} takes no token of this kind, it needs {audience.value} token")
+        raise Unauthenticated(f"{called} needs {audience.value} token, and the one that was shown is not known here")
+
+    def who(self, token: Token | None) -> Who:
+        """token: what check_token gave."""
+        if token is None:
+            return NOBODY_KNOWN
+        # By its kind first: a client may have an operator's name.
+        is_operator = self._operators is not None and self._operators.has(token)
+        return Who(f"{'operator' if is_operator else 'client'} {token.holder}", is_operator)
 
     def _kinds(self, audience: Audience) -> tuple[list[TokenFile], list[TokenFile]]:
         """Files whose tokens an audience needs, and those whose tokens are known but not enough."""
         clients = [self._clients] if self._clients is not None else []
         workers = [self._workers] if self._workers is not None else []
+        operators = [self._operators] if self._operators is not None else []
         match audience:
             case Audience.ANYONE:
                 return [], []
             case Audience.CLIENT:
-                return clients, workers
+                return (clients + operators if clients else []), workers
+            case Audience.OPERATOR:
+                return operators, clients + workers
             case Audience.WORKER:
-                return workers, clients
-
-
-class CallLimit:
-    """How many calls each caller has open."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._open: Counter[str] = Counter()
-
-    def take(self, caller: str) -> None:
-        """One call. Raises ResourceExhausted naming the limit."""
-        if self._open[caller] >= self._limit:
-            raise ResourceExhausted(
-                f"{caller} has {self._open[caller]} calls open, the limit is {self._limit} (--max-calls-per-client)"
-            )
-        self._open[caller] += 1
-
-    def give_back(self, caller: str) -> None:
-        self._open[caller] -= 1
-        if not self._open[caller]:
-            del self._open[caller]
+                return workers, clients + operators
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
@@ -154,8 +183,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             return _refusing(handler, error)
         if self._gate.needs_peer(method):
             return rewrap(handler, lambda behavior: within(behavior, lambda context: self._local(method, context)))
-        if self._limit is not None and audience_of(method) is not Audience.WORKER:
-            return rewrap(handler, lambda behavior: within(behavior, lambda context: self._limited(token, context)))
+        if self._gate.audience_of(method) is not Audience.WORKER and not (self._limit is None and token is None):
+            return rewrap(handler, lambda behavior: within(behavior, lambda context: self._known(token, context)))
         return handler
 
     @contextmanager
@@ -164,14 +193,21 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         yield
 
     @contextmanager
-    def _limited(self, token: Token | None, context: Context) -> Iterator[None]:
-        assert (limit := self._limit) is not None
-        caller = f"client {host_of(context.peer())}" if token is None else f"client {token.name}"
-        limit.take(caller)
+    def _known(self, token: Token | None, context: Context) -> Iterator[None]:
+        """The handler may ask who calls. Never taken back: a call has a task of its own."""
+        who = self._gate.who(token)
+        _calling.set(who)
+        if self._limit is not None:
+            self._count(self._limit, who, token, context)
+        yield
+
+    def _count(self, limit: CallLimit, who: Who, token: Token | None, context: Context) -> None:
+        host = host_of(context.peer())
+        caller = host if token is None else who.client
+        limit.take(caller, name=f"client {host if token is None else token.name}")
         # Not at the end of the handler: a status that a client does not read keeps its call open (CAP-05).
         ended: Any = lambda _: limit.give_back(caller)  # noqa: E731 - the stubs name a type of callback that is not there
         context.add_done_callback(ended)
-        yield
 
 
 def _refusing(handler: Any, error: PdserveError) -> Any:
@@ -184,22 +220,6 @@ def _refusing(handler: Any, error: PdserveError) -> Any:
 
     # Nothing of a stranger's is parsed.
     return rewrap(handler, lambda behavior: refuse, deserializer=None)
-
-
-def host_of(peer: str) -> str:
-    """The host in a peer as gRPC writes it: ipv4:1.2.3.4:5, ipv6:[::1]:5 (maybe percent-encoded), unix:/path."""
-    kind, _, rest = unquote(peer).partition(":")
-    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
-
-
-def is_local_peer(peer: str) -> bool:
-    host = host_of(peer)
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "unix"
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 def _bearer(metadata: Sequence[tuple[str, str | bytes]]) -> str | None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+from collections.abc import Iterable
+from itertools import combinations
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,11 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class Token(NamedTuple):
-    """digest: SHA-256 of the text, which is what is compared. name: who has it, for logs: never a part of the text."""
+    """digest: SHA-256 of the text, which is what is compared. name: who has it, for logs: never a part of the text. holder: the
+    same for all tokens of one name, and for a token without a name wherever in the file it is."""
 
     text: str
     digest: bytes
     name: str
+    holder: str
 
 
 class TokenFile:
@@ -63,6 +67,18 @@ class TokenFile:
                 found = token
         return found
 
+    def has(self, token: Token) -> bool:
+        """Whether it is one of these."""
+        return token in self._tokens
+
+    def shared_with(self, other: TokenFile) -> str | None:
+        """The name, here, of a token that both files have."""
+        theirs = {token.digest for token in other._tokens}
+        return next((token.name for token in self._tokens if token.digest in theirs), None)
+
+    def __str__(self) -> str:
+        return f"{self._flag} {self._path}"
+
     def _refresh(self) -> None:
         """One stat() a call: some microseconds, and nobody waits for a new token."""
         try:
@@ -89,14 +105,23 @@ class TokenFile:
     def _warn(self, stamp: FileStamp) -> None:
         if stamp.is_open_to_all:
             log.warning("%s %s can be read by every user of this host (mode %04o): chmod 600", self._flag, self._path, stamp.mode)
-        if short := [token.name for token in self._tokens if len(token.text) < SHORT_TOKEN_CHARS]:
-            log.warning("%s %s has tokens of fewer than %d characters: %s", self._flag, self._path, SHORT_TOKEN_CHARS, short[0])
+        if short := sum(len(token.text) < SHORT_TOKEN_CHARS for token in self._tokens):
+            # Without a name: where name and token have changed places it is the token.
+            log.warning("%s %s: %d of its tokens have fewer than %d characters", self._flag, self._path, short, SHORT_TOKEN_CHARS)
+
+
+def check_apart(files: Iterable[TokenFile]) -> None:
+    """Raises StartError if a token is in two of them: each kind opens other doors."""
+    for one, other in combinations(files, 2):
+        if (name := one.shared_with(other)) is not None:
+            raise StartError(f"{one} and {other} must have no token in common, that of {name} is in both")
 
 
 def parse_tokens(data: bytes) -> list[Token]:
     """At least one. Raises ValueError naming the line and what is wrong with it, never its text."""
-    tokens = []
-    for number, line in enumerate(data.decode(errors="replace").splitlines(), start=1):
+    tokens: dict[bytes, Token] = {}
+    # utf-8-sig: behind the mark that some editors begin a file with, a comment would be a name and a token.
+    for number, line in enumerate(data.decode("utf-8-sig", errors="replace").splitlines(), start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
@@ -105,10 +130,15 @@ def parse_tokens(data: bytes) -> list[Token]:
             raise ValueError(f"must have a token or a name and a token on a line, line {number} has {len(words)} words")
         if not (text.isascii() and text.isprintable()) or len(text) > MAX_TOKEN_CHARS:
             raise ValueError(f"must have tokens of at most {MAX_TOKEN_CHARS} printable ASCII characters, see line {number}")
-        tokens.append(Token(text, _digest(text), words[0] if len(words) == 2 else f"line {number}"))
+        if text.startswith("#"):
+            raise ValueError(f"must have comments on lines of their own, see line {number}")
+        if (digest := _digest(text)) in tokens:
+            raise ValueError(f"must have each token once, line {number} repeats an earlier one")
+        name = words[0] if len(words) == 2 else ""
+        tokens[digest] = Token(text, digest, name or f"line {number}", holder=name or digest.hex())
     if not tokens:
         raise ValueError("has no token in it")
-    return tokens
+    return list(tokens.values())
 
 
 def _digest(text: str) -> bytes:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from common.rpc.auth import OPERATOR_METHODS
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
+from common.rpc.gen.pdserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.cluster.conftest import SMALL
 from tests.helpers.calls import rpcs_of, status_of
-from tests.helpers.client import Client, first_event
+from tests.helpers.client import Client, first_event, request
 from tests.helpers.cluster import Cluster, Process
 from tests.helpers.eventually import eventually
 from tests.helpers.prompts import prompt
@@ -36,7 +40,14 @@ def guarded(tiny: Path, secrets: Secrets, tmp_path_factory: pytest.TempPathFacto
         tiny,
         worker_args=[*SMALL, *secrets.shared_args()],
         prefill_args=["--transport", "grpc"],
-        router_args=[*secrets.router_args(), "--max-calls-per-client", "3", "--channelz"],
+        router_args=[
+            *secrets.router_args(),
+            "--operator-token-file",
+            str(secrets.operators),
+            "--max-calls-per-client",
+            "3",
+            "--channelz",
+        ],
         connect=secrets.client,
     ) as running:
         yield running
@@ -57,10 +68,11 @@ def addresses(cluster: Cluster) -> dict[str, str]:
     return {"router": cluster.address, "prefill": address_of(cluster.prefill[0]), "decode": address_of(cluster.decode[0])}
 
 
-async def test_a_cluster_with_tokens_serves_who_has_one(client: Client) -> None:
+async def test_a_cluster_with_tokens_serves_who_has_one(guarded: Cluster, client: Client, secrets: Secrets) -> None:
     answer = await client.generate(prompt(20), sampling={"max_tokens": 6, "ignore_eos": True})
     assert len(answer.ids) == 6
-    assert await client.flush() >= 0, "the router's unary calls to workers carry its token too"
+    async with Client("", channel=secrets.connect(guarded.address, tokens=secrets.operators)) as operator:
+        assert await operator.flush() >= 0, "the router's unary calls to workers carry its token too"
 
 
 @pytest.mark.parametrize("role", ["router", "prefill", "decode"])
@@ -82,7 +94,7 @@ async def test_the_two_kinds_of_token_are_apart(guarded: Cluster, client: Client
         for rpc in rpcs_of(role):
             as_client = await status_of(channel, rpc, metadata=client_token)
             as_worker = await status_of(channel, rpc, metadata=worker_token)
-            if rpc.service.startswith("grpc."):
+            if rpc.service.startswith("grpc.") or rpc.path in OPERATOR_METHODS:
                 continue
             if rpc.service == GENERATION:
                 assert as_worker is PERMISSION_DENIED and as_client not in (PERMISSION_DENIED, UNAUTHENTICATED), rpc.path
@@ -146,6 +158,44 @@ async def test_a_client_s_open_calls_are_limited_by_its_token(guarded: Cluster, 
     await eventually(may_call, within=3)
 
 
+async def test_a_client_s_names_and_aborts_are_its_own_and_an_operator_s_are_everybody_s(
+    guarded: Cluster, client: Client, secrets: Secrets
+) -> None:
+    first, second, operator = secrets.client_token, "another-client-0123456789", secrets.operator_token
+    secrets.write_tokens(secrets.clients, [first, second])
+    try:
+        async with grpc.aio.insecure_channel(guarded.address) as channel:
+            stub: Any = GenerationServiceStub(channel)
+            job = request(prompt(9), sampling={"max_tokens": 1000, "ignore_eos": True}, request_id="job")
+            calls = [stub.Generate(job, timeout=30, metadata=bearer(token)) for token in (first, second)]
+            await asyncio.gather(*(first_event(call, "delta") for call in calls))
+
+            async def abort(token: str) -> bool:
+                found: bool = (await stub.Abort(pb.AbortRequest(request_id="job"), metadata=bearer(token), timeout=5)).found
+                return found
+
+            assert await abort(second)
+            assert (await first_event(calls[1], "finished")).finished.reason == pb.FINISH_REASON_ABORT
+            assert not await abort(second), "the other request of that name is not its own"
+            assert await abort(operator)
+            assert (await first_event(calls[0], "finished")).finished.reason == pb.FINISH_REASON_ABORT
+    finally:
+        secrets.write_tokens(secrets.clients, [first])
+
+
+async def test_what_concerns_everybody_is_for_operators(guarded: Cluster, client: Client, secrets: Secrets) -> None:
+    async with grpc.aio.insecure_channel(guarded.address) as channel:
+        for rpc in rpcs_of("router"):
+            allowed = await status_of(channel, rpc, metadata=bearer(secrets.operator_token))
+            if rpc.path in OPERATOR_METHODS:
+                for token in (secrets.client_token, secrets.worker_token):
+                    assert await status_of(channel, rpc, metadata=bearer(token)) is PERMISSION_DENIED, rpc.path
+            assert (allowed is PERMISSION_DENIED) == (rpc.path == "/pdserve.v1.RegistryService/Register"), rpc.path
+            assert allowed is not UNAUTHENTICATED, rpc.path
+    for process in guarded.processes:
+        assert secrets.operator_token not in process.output
+
+
 async def test_new_tokens_hold_without_a_restart_and_running_calls_go_on(
     guarded: Cluster, client: Client, secrets: Secrets
 ) -> None:
@@ -171,21 +221,31 @@ def test_another_host_s_door_needs_a_lock_or_an_explicit_no(tiny: Path, tmp_path
     args += [] if module == "router" else ["--advertise", "127.0.0.1:1"]
     process = Process(module, args, log=tmp_path / "log")
     assert process.wait(within=20) == 2
-    flag = "--auth-token-file" if module == "router" else "--worker-token-file"
+    clients = "clients' tokens (--auth-token-file) or certificates (--tls-ca), and " if module == "router" else ""
+    missing = f"TLS (--tls-cert and --tls-key), and {clients}workers' tokens (--worker-token-file) or certificates (--tls-ca)"
     assert process.output == (
-        f"python -m {module}: error: --listen 0.0.0.0:0 is reached from other hosts: it needs --tls-cert and --tls-key, or "
-        f"{flag}, or --insecure (see --help)\n"
+        f"python -m {module}: error: --listen 0.0.0.0:0 is reached from other hosts: it needs {missing}, or --insecure "
+        "(see --help)\n"
     )
 
 
-async def test_insecure_and_tokens_open_it(tiny: Path, tmp_path: Path, secrets: Secrets) -> None:
-    for name, extra in (("insecure", ["--insecure"]), ("tokens", secrets.router_args())):
-        process = Process("router", ["--model", str(tiny), "--listen", "0.0.0.0:0", *extra], log=tmp_path / name)
-        try:
-            await asyncio.to_thread(process.wait_for_line, "listening on 0.0.0.0:")
-            assert "without TLS" in process.output
-        finally:
-            process.kill()
+def test_a_worker_s_token_does_not_travel_readable_to_another_host(tiny: Path, tmp_path: Path, secrets: Secrets) -> None:
+    args = ["--model", str(tiny), "--router", "192.0.2.1:5", *secrets.shared_args()]
+    process = Process("prefill_worker", args, log=tmp_path / "log")
+    assert process.wait(within=20) == 2
+    assert process.output == (
+        "python -m prefill_worker: error: --router 192.0.2.1:5 is not on this host: it needs TLS (--tls-cert and --tls-key), or "
+        "--insecure (see --help)\n"
+    )
+
+
+async def test_insecure_opens_it(tiny: Path, tmp_path: Path) -> None:
+    process = Process("router", ["--model", str(tiny), "--listen", "0.0.0.0:0", "--insecure"], log=tmp_path / "log")
+    try:
+        await asyncio.to_thread(process.wait_for_line, "listening on 0.0.0.0:")
+        assert "without TLS" in process.output
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,13 @@ class Secrets:
     def __init__(self, folder: Path, *, tls: bool = False, tokens: bool = False) -> None:
         self.cert, self.key, self.ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
         self.clients, self.workers = folder / "clients.tokens", folder / "workers.tokens"
+        self.operators = folder / "operators.tokens"
         self.has_tls, self.has_tokens = tls, tokens
         if tls:
             self.issue()
         if tokens:
-            self.write_tokens(self.clients, [secrets.token_urlsafe(24)])
-            self.write_tokens(self.workers, [secrets.token_urlsafe(24)])
+            for path in (self.clients, self.workers, self.operators):
+                self.write_tokens(path, [secrets.token_urlsafe(24)])
 
     def issue(self, by: trustme.CA | None = None) -> None:
         """A new certificate of authority `by` in place of the one before."""
@@ -55,6 +56,10 @@ class Secrets:
     @property
     def worker_token(self) -> str:
         return self.workers.read_text().split()[0]
+
+    @property
+    def operator_token(self) -> str:
+        return self.operators.read_text().split()[0]
 
     def shared_args(self, *, mutual: bool = True) -> list[str]:
         """Of every process."""

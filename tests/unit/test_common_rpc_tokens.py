@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import StartError
-from common.rpc.tokens import TokenFile, parse_tokens
+from common.rpc.tokens import TokenFile, check_apart, parse_tokens
 
 OLD, NEW = "old-" + "x" * 30, "new-" + "x" * 30
 
@@ -45,6 +45,9 @@ def test_every_token_is_found_and_the_first_is_presented(path: Path) -> None:
         ("a b c\n", "must have a token or a name and a token on a line, line 1 has 3 words"),
         ("good-token\nschlüssel\n", "must have tokens of at most 4096 printable ASCII characters, see line 2"),
         ("x" * 5000, "must have tokens of at most 4096 printable ASCII characters, see line 1"),
+        ("good-token #ours\n", "must have comments on lines of their own, see line 1"),
+        ("team-a good-token\nteam-b good-token\n", "must have each token once, line 2 repeats an earlier one"),
+        ("\ufeff# only a comment\n", "has no token in it"),
     ],
 )
 def test_a_file_without_usable_tokens_is_a_start_error_that_names_flag_file_and_line(tmp_path: Path, text: str, why: str) -> None:
@@ -53,6 +56,29 @@ def test_a_file_without_usable_tokens_is_a_start_error_that_names_flag_file_and_
         TokenFile(tmp_path / "tokens", flag="--auth-token-file")
     assert str(caught.value) == f"--auth-token-file {tmp_path / 'tokens'} {why}"
     assert "schlüssel" not in str(caught.value) and "good-token" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", " \t\r\n"])
+def test_what_editors_add_is_part_of_no_token(tmp_path: Path, mark: str, end: str) -> None:
+    """A byte order mark before "# ours" once made a token of "ours"."""
+    (path := tmp_path / "tokens").write_bytes(f"{mark}# ours{end}{OLD}{end}{end}\tteam-a\t{NEW}{end}".encode())
+    assert [(token.name, token.text) for token in parse_tokens(path.read_bytes())] == [("line 2", OLD), ("team-a", NEW)]
+    assert [token.text for token in parse_tokens(f"{mark}{OLD}{end}".encode())] == [OLD]
+
+
+def test_a_file_as_some_shells_write_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have tokens of at most 4096 printable ASCII characters, see line 1"):
+        parse_tokens(OLD.encode("utf-16"))
+
+
+def test_files_of_different_kinds_share_no_token(path: Path, tmp_path: Path) -> None:
+    write(tmp_path / "others", f"team-b {NEW}\n")
+    write(tmp_path / "apart", "something-else-that-is-long\n")
+    mine, others, apart = (TokenFile(file, flag=f"--{file.name}") for file in (path, tmp_path / "others", tmp_path / "apart"))
+    check_apart([mine, apart])
+    with pytest.raises(StartError, match="--tokens .* and --others .* must have no token in common, that of team-a is in both"):
+        check_apart([apart, mine, others])
 
 
 def test_a_missing_file_and_a_folder_are_start_errors(tmp_path: Path) -> None:
@@ -106,7 +132,7 @@ def test_a_file_that_every_user_can_read_and_a_short_token_are_warned_of(path: P
     path.chmod(0o644)
     TokenFile(path, flag="--auth-token-file")
     assert f"--auth-token-file {path} can be read by every user of this host (mode 0644): chmod 600" in caplog.text
-    assert "fewer than 16 characters: line 1" in caplog.text and "short" not in caplog.text.replace("tokens of", "")
+    assert "1 of its tokens have fewer than 16 characters" in caplog.text and "short" not in caplog.text.replace("tokens of", "")
 
 
 def test_a_file_of_its_owner_alone_is_not_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,6 +44,16 @@ def test_a_name_is_taken_until_its_owner_leaves() -> None:
     assert (admission.in_flight, admission.queued) == (0, 0)
 
 
+def test_clients_choose_names_without_knowing_of_each_other() -> None:
+    admission = Admission(line=Nobody(), max_queue=9, max_in_flight=9)
+    with admission.enter("a", client="x") as mine, admission.enter("a", client="y") as other:
+        assert (admission.find("a", client="x"), admission.find("a", client="y")) == (mine, other)
+        assert admission.find("a") is None and admission.in_flight == 2
+        with pytest.raises(AlreadyExists, match="'a'"):
+            admission.enter("a", client="x")
+    assert admission.in_flight == 0
+
+
 def test_the_queue_is_bounded_and_a_first_token_makes_room() -> None:
     admission = Admission(line=Nobody(), max_queue=2, max_in_flight=3)
     tickets = [admission.enter(name) for name in "ab"]

@@ -87,7 +87,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a running request by its id. Idempotent; an unknown id gives found = false.
+        """Ends a running request by its id. Idempotent; an unknown id gives found = false. Where clients have tokens, the caller's own
+        requests are meant, and an operator's Abort means anybody's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,7 +123,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Drops every unused prefix-cache page on every worker.
+        """For operators: drops every unused prefix-cache page on every worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
