@@ -72,7 +72,7 @@ async def test_a_cancelled_or_late_request_never_reaches_a_worker_can_08(stand: 
     cancelled = await waiting(stand, 1)
     began = time.monotonic()
     code, _ = await stand.client.refusal([2, 1, 2, 3], sampling=TWO, timeout=0.2)
-    assert code is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() - began < 1
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() - began < 3
     cancelled.cancel()
     await eventually(lambda: len(stand.router.queue) == 0, within=3)
 

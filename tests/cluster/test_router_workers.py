@@ -71,7 +71,7 @@ async def test_it_starts_without_workers_and_serves_once_a_pair_is_there_lif_08(
         began = time.monotonic()
         code, message = await stand.client.refusal(PROMPT)
         assert code is grpc.StatusCode.UNAVAILABLE and "no prefill worker is registered" in message
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 4
 
         await stand.add_decode()
         await stand.ready()

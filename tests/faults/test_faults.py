@@ -52,6 +52,7 @@ async def by_address(client: Client, address: str) -> pb.Worker:
     return worker
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_stopped_worker_s_requests_move_at_once_and_it_comes_back_with_every_page(
     four: Cluster, client: Client, role: str
@@ -63,7 +64,7 @@ async def test_a_stopped_worker_s_requests_move_at_once_and_it_comes_back_with_e
     address = await worker_id(victim)
     victim.pause()
     try:
-        await eventually(lambda: _state(client, address, "unreachable", "lost"), within=NOTICED)
+        await eventually(lambda: _state(client, address, "unreachable", "lost"), within=NOTICED, is_bound=True)
         for stream in streams:
             await stream.end()
         answer = await client.generate([7], sampling={"max_tokens": 20})
@@ -122,6 +123,7 @@ async def test_hnd_09_a_worker_that_is_cut_off_loses_its_requests_at_once_and_co
     await eventually(lambda: _state(client, far.address, "left"), within=3)
 
 
+@pytest.mark.quiet
 async def test_a_worker_that_is_busy_is_not_taken_for_silent(four: Cluster, client: Client) -> None:
     """Prompts as long as they may be, one after the other, in engines that share their interpreter with the event loop."""
     before = [process.output for process in four.processes]

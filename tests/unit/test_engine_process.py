@@ -52,7 +52,7 @@ async def test_a_killed_child_is_told_at_once_with_its_signal() -> None:
     killed = time.monotonic()
     child.kill()
     died = await engine.died
-    assert time.monotonic() - killed < 0.5
+    assert time.monotonic() - killed < 2
     assert isinstance(died, EngineDied) and str(died) == "the engine process was killed by SIGKILL"
     with pytest.raises(Unavailable):
         await waiting
