@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from common.errors import AlreadyExists, PdserveError, ResourceExhausted, Unavailable
+
+T = TypeVar("T")
 
 
 class WaitingLine(Protocol):
@@ -132,6 +134,7 @@ class Ticket:
         self._admission = admission
         self._end: Callable[[PdserveError | None], None] | None = None
         self._asked: list[PdserveError | None] = []
+        self._preparing: asyncio.Timeout | None = None
 
     def started(self) -> None:
         """The first token is there. Idempotent."""
@@ -147,10 +150,27 @@ class Ticket:
 
     def end(self, error: PdserveError | None) -> None:
         """Ends the request: by the client's Abort (None), or with this status."""
-        if self._end is None:
-            self._asked.append(error)
-        else:
+        if self._end is not None:
             self._end(error)
+            return
+        self._asked.append(error)
+        if self._preparing is not None:
+            self._preparing.reschedule(asyncio.get_running_loop().time())
+
+    async def unless_ended(self, preparing: Awaitable[T]) -> T | None:
+        """What is awaited; None as soon as the request is aborted meanwhile. Raises the status it is ended with meanwhile."""
+        self._preparing = asyncio.timeout(None)
+        try:
+            async with self._preparing:
+                return await preparing
+        except TimeoutError:
+            if not self._preparing.expired():
+                raise
+        finally:
+            self._preparing = None
+        if (error := self._asked[0]) is not None:
+            raise error
+        return None
 
     def __enter__(self) -> Ticket:
         return self

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,9 +101,13 @@ class Pipeline:
             about.request_id = name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
             await self._admission.left(name, client=caller.client, within_seconds=GOODBYE_SECONDS)
             with self._admission.enter(name, client=caller.client, priority=request.priority, tenant=caller.tenant) as ticket:
-                journey = await self._prepare(request, ticket, caller, trace)
+                n = request.n
+                journey = await ticket.unless_ended(self._prepare(request, ticket, caller, trace))
                 del request  # Its list of ids would be the largest thing a long stream holds.
-                await journey.run(write, on_first_token=ticket.started)
+                if journey is None:
+                    await _say_aborted(write, name, n=n, arrived_at=caller.arrived_at)
+                else:
+                    await journey.run(write, on_first_token=ticket.started)
         except PdserveError as error:
             outcome = error.status.name
             if journey is None or not journey.is_placed:
@@ -207,3 +212,12 @@ class Pipeline:
         plain = request.ids_only and not logprobs
         stream = None if plain else TextStream.of(self._model.tokenizer, request)
         return Output(stream, request_id=request_id, number=number, logprobs=logprobs)
+
+
+async def _say_aborted(write: Write, request_id: str, *, n: int, arrived_at: float) -> None:
+    """Of a request that was aborted before it had a journey: nothing of it has been counted."""
+    waited_ms = (time.monotonic() - arrived_at) * 1000
+    timing = generation_pb2.Timing(queue_ms=waited_ms, ttft_ms=waited_ms, total_ms=waited_ms)
+    finished = generation_pb2.Finished(reason=generation_pb2.FINISH_REASON_ABORT, usage=generation_pb2.Usage(), timing=timing)
+    for number in range(n):
+        await write(generation_pb2.GenerateResponse(request_id=request_id, index=number, finished=finished))

@@ -139,6 +139,26 @@ async def test_abort_before_the_first_token_ends_the_call_ok(stand: RouterStand)
     await stand.assert_idle(within=1)
 
 
+async def test_abort_while_there_is_no_worker_ends_the_call_ok_at_once(tiny: Path) -> None:
+    async with RouterStand(tiny, prefill=0, decode=0, pair_wait=timedelta(seconds=60)) as stand:
+        call = stand.client.call(PROMPT, n=2, request_id="X")
+        await eventually(lambda: stand.router.admission.find("X") is not None, within=3)
+        assert (await stand.client.stub.Abort(pb.AbortRequest(request_id="X"))).found
+        ends = [(event.index, event.finished.reason) async for event in call]
+        assert ends == [(0, pb.FINISH_REASON_ABORT), (1, pb.FINISH_REASON_ABORT)]
+
+
+async def test_the_grace_also_ends_calls_that_wait_for_a_worker_lif_03(tiny: Path) -> None:
+    async with RouterStand(
+        tiny, prefill=0, decode=0, pair_wait=timedelta(seconds=60), grace=timedelta(milliseconds=200)
+    ) as stand:
+        call = asyncio.ensure_future(stand.client.refusal(PROMPT))
+        await eventually(lambda: stand.router.admission.in_flight, within=3)
+        await asyncio.wait_for(stand.router.stop(), 10)
+        code, message = await call
+        assert code is grpc.StatusCode.UNAVAILABLE and "grace" in message
+
+
 async def test_a_reader_that_stops_holds_up_nobody_and_gets_everything_cap_05(stand: RouterStand) -> None:
     slow = [stand.client.call(PROMPT, sampling=LONG | {"max_tokens": 2000}, logprobs=2) for _ in range(3)]
     streams = [aiter(call) for call in slow]

@@ -104,6 +104,36 @@ def test_an_end_asked_for_before_there_was_anything_to_end_is_not_forgotten() ->
     assert ends[0] is None and str(ends[1]) == "x"
 
 
+async def test_what_is_prepared_is_given_up_as_soon_as_its_request_is_ended() -> None:
+    admission = Admission(line=Nobody(), max_queue=5, max_in_flight=5)
+
+    async def preparing(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "made"
+
+    assert await admission.enter("a").unless_ended(preparing(0)) == "made"
+    for name, error in (("b", None), ("c", Unavailable("the grace is over"))):
+        ticket = admission.enter(name)
+        waiting = asyncio.create_task(ticket.unless_ended(preparing(60)))
+        await asyncio.sleep(0)
+        ticket.end(error)
+        ticket.end(None)
+        if error is None:
+            assert await asyncio.wait_for(waiting, 5) is None
+        else:
+            with pytest.raises(Unavailable, match="the grace is over"):
+                await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_timeout_of_what_is_prepared_is_no_end_of_its_request() -> None:
+    async def timing_out() -> None:
+        raise TimeoutError("its own")
+
+    ticket = Admission(line=Nobody(), max_queue=5, max_in_flight=5).enter("a")
+    with pytest.raises(TimeoutError, match="its own"):
+        await ticket.unless_ended(timing_out())
+
+
 async def test_empty_returns_when_the_last_one_left() -> None:
     admission = Admission(line=Nobody(), max_queue=5, max_in_flight=5)
     await asyncio.wait_for(admission.empty(), 0.1)
