@@ -14,11 +14,13 @@ import json
 import logging
 import sys
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+MAX_NAME_CHARS: Final = 256
+"""A client's name for its request is shown up to here: whoever chose a longer one is refused, which is logged too."""
 LogFormat = Literal["text", "json"]
 FORMATS: Final[tuple[LogFormat, ...]] = get_args(LogFormat)
 
@@ -82,7 +84,9 @@ def is_bound() -> bool:
 
 def _about(record: logging.LogRecord) -> About:
     said: About | None = getattr(record, "about", None) or _bound.get()
-    return said or About()
+    if said is None:
+        return About()
+    return said if len(said.request_id) <= MAX_NAME_CHARS else replace(said, request_id=said.request_id[:MAX_NAME_CHARS] + "...")
 
 
 class _TextFormatter(logging.Formatter):

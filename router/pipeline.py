@@ -34,8 +34,8 @@ from router.journey import Journey, Write
 from router.metrics import RouterMetrics
 from router.pacing import Outlet
 from router.queueing.request_queue import RequestQueue
-from router.request.valid_request import Limits, ValidRequest
-from router.request.validation import check_prompt, validate
+from router.request.valid_request import MAX_ID_BYTES, Limits, ValidRequest
+from router.request.validation import check_prompt, check_prompt_length, validate
 from router.served_model import ServedModel
 from router.stopwatch import Stopwatch
 from router.text.output import Output, bytes_per_token
@@ -93,7 +93,7 @@ class Pipeline:
 
     async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, caller: Caller) -> None:
         """Returns after the last Finished was written. Raises the status the call ends with."""
-        outcome, journey, about = "OK", None, About(pb.request_id)
+        outcome, journey, about = "OK", None, About(pb.request_id[:MAX_ID_BYTES])
         bind(about)
         trace = RequestTrace(self._tracing, parent=caller.traceparent, arrived_at=caller.arrived_at)
         try:
@@ -138,7 +138,8 @@ class Pipeline:
 
     async def _prepare(self, request: ValidRequest, ticket: Ticket, caller: Caller, trace: RequestTrace) -> Journey:
         """From a valid request to a journey that can run."""
-        prompt = await self._model.read(request.prompt)
+        limits = self.limits
+        prompt = await self._model.read(request.prompt, check_length=lambda tokens: check_prompt_length(tokens, limits))
         check_prompt(prompt, self.limits)
         if self._log_prompts:
             log.info("prompt of %d tokens: %r", len(prompt), request.prompt)

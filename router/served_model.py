@@ -8,9 +8,9 @@ from common.fingerprint import fingerprint
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2
 from router.request.valid_request import Limits, Prompt
-from router.request.validation import validate_detokenize, validate_tokenize
+from router.request.validation import check_listed_length, validate_detokenize, validate_tokenize
 from router.text.prompts import PromptReader
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import CheckLength, Tokenizer
 
 INLINE_IDS = 4096
 
@@ -34,16 +34,20 @@ class ServedModel:
     def takes_chats(self) -> bool:
         return self._reader.takes_chats
 
-    async def read(self, prompt: Prompt) -> list[int]:
-        """The prompt's ids, unchecked. Raises FailedPrecondition or InvalidRequest for a chat that cannot be rendered."""
-        return await self._reader.ids(prompt)
+    async def read(self, prompt: Prompt, *, check_length: CheckLength) -> list[int]:
+        """The prompt's ids; of a text or a chat their number alone is checked. Raises what check_length raises, and
+        FailedPrecondition or InvalidRequest for a chat that cannot be rendered."""
+        return await self._reader.ids(prompt, check_length=check_length)
 
     async def tokenize(self, pb: generation_pb2.TokenizeRequest) -> list[int]:
-        """As Generate would, without a limit on the tokens."""
-        return await self.read(validate_tokenize(pb, self.limits))
+        """As Generate would, also what is longer than a prompt may be."""
+        return await self.read(validate_tokenize(pb, self.limits), check_length=check_listed_length)
 
     async def detokenize(self, pb: generation_pb2.DetokenizeRequest) -> str:
+        if len(pb.token_ids) <= INLINE_IDS:
+            return self._detokenize(pb)
+        return await asyncio.to_thread(self._detokenize, pb)
+
+    def _detokenize(self, pb: generation_pb2.DetokenizeRequest) -> str:
         ids = validate_detokenize(pb, self.limits)
-        if len(ids) <= INLINE_IDS:
-            return self.tokenizer.decode(ids, include_special=pb.include_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.decode, ids, include_special=pb.include_special_tokens)
+        return self.tokenizer.decode(ids, include_special=pb.include_special_tokens)

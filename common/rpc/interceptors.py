@@ -4,6 +4,7 @@
 | a PdserveError                 | its own, with its text [1]| one line            |
 | CancelledError, client gone    | (nobody listens)          | nothing             |
 | CancelledError, ours           | UNAVAILABLE               | at debug level      |
+| an answer too large to send    | RESOURCE_EXHAUSTED        | one line            |
 | a message that cannot be read  | INVALID_ARGUMENT          | one line            |
 | grpc's, of a call that ended   | (nobody listens)          | nothing             |
 | anything else                  | INTERNAL "internal error" | with its traceback  |
@@ -22,10 +23,10 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from common import logs
-from common.errors import LEAVING_METADATA, InvalidArgument, Leaving, PdserveError
+from common.errors import LEAVING_METADATA, InvalidArgument, Leaving, PdserveError, ResourceExhausted
 from common.rpc.handlers import rewrap
 from common.rpc.retry_info import status_of
 
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler, unary or streaming, coroutine or async generator."""
 
+    def __init__(self, *, max_message_bytes: int) -> None:
+        """max_message_bytes: the server's; grpc itself would answer what is larger with a traceback in the log."""
+        self._max_message_bytes = max_message_bytes
+
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
@@ -45,7 +50,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         return rewrap(
-            handler, lambda behavior: _guard(behavior, handler_call_details.method), deserializer=_deserializer(handler)
+            handler,
+            lambda behavior: _guard(behavior, handler_call_details.method, self._max_message_bytes),
+            deserializer=_deserializer(handler),
         )
 
 
@@ -74,7 +81,7 @@ def _deserializer(handler: Any) -> Callable[[bytes], Any] | None:
     return deserialize
 
 
-def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+def _guard(behavior: Callable[..., Any], method: str, max_message_bytes: int) -> Callable[..., Any]:
     if inspect.isasyncgenfunction(behavior):
 
         async def generate(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
@@ -82,7 +89,7 @@ def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
                 _check(request)
                 async with aclosing(behavior(request, context)) as responses:
                     async for response in responses:
-                        yield response
+                        yield _sendable(response, max_message_bytes)
             except grpc.aio.AbortError:
                 raise
             except (Exception, asyncio.CancelledError) as error:
@@ -93,13 +100,21 @@ def _guard(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
     async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             _check(request)
-            return await behavior(request, context)
+            return _sendable(await behavior(request, context), max_message_bytes)
         except grpc.aio.AbortError:
             raise
         except (Exception, asyncio.CancelledError) as error:
             await _end(context, error, method, request)
 
     return answer
+
+
+def _sendable(response: Any, max_message_bytes: int) -> Any:
+    """A response that fits a message; None of a coroutine that has written its responses itself."""
+    size = response.ByteSize() if isinstance(response, Message) else len(response or b"")
+    if size > max_message_bytes:
+        raise ResourceExhausted(f"the answer has {size} bytes, the limit is {max_message_bytes} (--max-message-mb)")
+    return response
 
 
 def _check(request: Any) -> None:

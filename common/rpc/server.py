@@ -41,7 +41,7 @@ def make_server(
     their errors become statuses."""
     patience_ms = silence // timedelta(milliseconds=2)
     return grpc.aio.server(
-        interceptors=(ErrorInterceptor(), *interceptors),
+        interceptors=(ErrorInterceptor(max_message_bytes=max_message_bytes), *interceptors),
         options=(
             # A taken port is an error, not a second listener that gets half of the calls (GRP-04).
             ("grpc.so_reuseport", 0),

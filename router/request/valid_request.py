@@ -15,6 +15,9 @@ MAX_STOP_TOKENS = 64
 MAX_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_N = MAX_COMPLETIONS
+MAX_KWARGS_BYTES = 256 << 10
+MAX_LISTED = 1 << 20
+"""Ids in Tokenize's answer and Detokenize's question. As a message they are smaller than what gRPC clients take by default."""
 ROLES = ("system", "user", "assistant", "tool")
 
 

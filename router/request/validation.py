@@ -18,6 +18,8 @@ from router.request import rules
 from router.request.valid_request import (
     MAX_BIAS,
     MAX_ID_BYTES,
+    MAX_KWARGS_BYTES,
+    MAX_LISTED,
     MAX_LOGPROBS,
     MAX_N,
     MAX_STOP,
@@ -67,6 +69,7 @@ def validate_tokenize(pb: pb2.TokenizeRequest, limits: Limits) -> TextPrompt | C
 
 def validate_detokenize(pb: pb2.DetokenizeRequest, limits: Limits) -> list[int]:
     """The ids, each in the vocabulary; none are fine."""
+    rules.check_entries("token_ids", pb.token_ids, MAX_LISTED)
     rules.check_ids("token_ids", pb.token_ids, vocab_size=limits.vocab_size)
     return list(pb.token_ids)
 
@@ -75,10 +78,20 @@ def check_prompt(ids: Sequence[int], limits: Limits, *, field: str = "prompt") -
     """The rules of a tokenized prompt: not empty, not longer than max_prompt_tokens, every id in the vocabulary."""
     if not ids:
         raise InvalidRequest(field, "must have at least one token", [])
-    if len(ids) > limits.max_prompt_tokens:
-        rule = f"must have at most {limits.max_prompt_tokens} tokens ({limits.prompt_rule})"
-        raise OutOfRange(field, rule, len(ids))
+    check_prompt_length(len(ids), limits, field=field)
     rules.check_ids(field, ids, vocab_size=limits.vocab_size)
+
+
+def check_prompt_length(tokens: int, limits: Limits, *, field: str = "prompt") -> None:
+    if tokens > limits.max_prompt_tokens:
+        rule = f"must have at most {limits.max_prompt_tokens} tokens ({limits.prompt_rule})"
+        raise OutOfRange(field, rule, tokens)
+
+
+def check_listed_length(tokens: int) -> None:
+    """Of a prompt that is only tokenized."""
+    if tokens > MAX_LISTED:
+        raise OutOfRange("prompt", f"must have at most {MAX_LISTED} tokens to be listed", tokens)
 
 
 def _logprobs(pb: pb2.GenerateRequest, limits: Limits) -> int | None:
@@ -173,6 +186,7 @@ def _chat(pb: pb2.Chat, limits: Limits) -> ChatPrompt:
 
 def _template_kwargs(given: str) -> dict[str, Any]:
     field, shown = "chat.template_kwargs_json", given[: rules.SHOWN]
+    rules.check_bytes(field, given, MAX_KWARGS_BYTES)
     try:
         kwargs = json.loads(given) if given else {}
     except (ValueError, RecursionError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,14 @@ from router.text.pieces import PieceTable, piece_table
 
 INLINE_CHARS = 2048
 """Longer texts are encoded in a thread: this many take about half a millisecond."""
+
+
+CheckLength = Callable[[int], None]
+"""Raises if a text may not have so many tokens. Asked before they are listed, which takes longer than to count them."""
+
+
+def any_length(tokens: int) -> None:
+    """A CheckLength."""
 
 
 class Tokenizer:
@@ -37,21 +45,22 @@ class Tokenizer:
         self._adds_nothing = frozenset(token_id for token_id, token in enumerate(tokens) if token is None)
         self._token_text = lru_cache(maxsize=65536)(self._make_token_text)
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, check_length: CheckLength = any_length) -> list[int]:
         """add_special: with the start (or end) tokens that the tokenizer adds by default; a rendered chat has its own."""
         try:
             # The batch call, unlike encode(), leaves the GIL to others.
             encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0]
         except TypeError:
             raise InvalidRequest("prompt", "must be valid Unicode, without lone surrogates", ascii(text)) from None
+        check_length(len(encoding))
         ids: list[int] = encoding.ids
         return ids
 
-    async def encode_async(self, text: str, *, add_special: bool = True) -> list[int]:
+    async def encode_async(self, text: str, *, add_special: bool = True, check_length: CheckLength = any_length) -> list[int]:
         """As encode; a long text does not hold up the event loop."""
         if len(text) <= INLINE_CHARS:
-            return self.encode(text, add_special=add_special)
-        return await asyncio.to_thread(self.encode, text, add_special=add_special)
+            return self.encode(text, add_special=add_special, check_length=check_length)
+        return await asyncio.to_thread(self.encode, text, add_special=add_special, check_length=check_length)
 
     def decode(self, ids: Sequence[int], *, include_special: bool) -> str:
         """Bytes that are no whole character become U+FFFD. ids: each in [0, vocab_size)."""

@@ -140,6 +140,18 @@ async def test_grp_06_a_message_over_the_limit_is_resource_exhausted_and_under_i
     await client.generate([1, 2], sampling={"max_tokens": 2})
 
 
+async def test_cap_07_ids_and_texts_beyond_what_is_listed_are_refused_by_count(client: Client) -> None:
+    most = 1 << 20
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.stub.Detokenize(pb.DetokenizeRequest(token_ids=[5] * (most + 1)), timeout=20)
+    assert caught.value.code() is INVALID and "token_ids" in (caught.value.details() or "") and str(most) in str(caught.value)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.stub.Tokenize(pb.TokenizeRequest(text="x" * (most + 1)), timeout=20)
+    assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
+    assert caught.value.details() == f"prompt must have at most {most} tokens to be listed, got {most + 1}"
+    assert len((await client.stub.Tokenize(pb.TokenizeRequest(text="x" * 100_000), timeout=20)).token_ids) == 100_000
+
+
 async def test_abort_of_an_unknown_id_is_found_false_and_of_a_live_one_ends_it(client: Client) -> None:
     assert not (await client.stub.Abort(pb.AbortRequest(request_id="nobody"), timeout=5)).found
     call = client.call(prompt(5), request_id="Y", sampling={"max_tokens": 900, "ignore_eos": True})

@@ -32,6 +32,14 @@ def test_a_request_id_cannot_break_the_line(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("format", logs.FORMATS)
+def test_a_request_id_longer_than_any_may_be_is_cut(capsys: pytest.CaptureFixture[str], format: logs.LogFormat) -> None:
+    logs.configure("router", "info", format)
+    logging.getLogger("x").info("refused", extra=logs.about("é" * 1_000_000, uid=7))
+    shown = capsys.readouterr().err
+    assert "é" * logs.MAX_NAME_CHARS + "..." in shown and len(shown) < 600
+
+
 def test_lines_below_the_level_are_left_out_and_a_traceback_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("decode", "warning")
     logging.getLogger("x").info("quiet")

@@ -107,6 +107,31 @@ async def test_an_error_of_the_family_becomes_its_status_and_text_and_is_logged_
     assert [record.exc_info for record in caplog.records if "top_p" in record.getMessage()] == [None]
 
 
+@pytest.mark.parametrize("name", ["unary_unary", "stream_unary", "unary_stream_generating"])
+async def test_an_answer_larger_than_a_message_may_be_is_resource_exhausted_without_a_traceback(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit, handlers = 1 << 20, {"largest": 1 << 20, "larger": (1 << 20) + 1}
+
+    def answering(size: int) -> Handler:
+        async def handler(request: Any, context: Any) -> bytes:
+            return b"x" * size
+
+        async def generating(request: Any, context: Any) -> AsyncIterator[bytes]:
+            yield b"x" * size
+
+        return generating if name.endswith("generating") else handler
+
+    made = {f"{name}_{which}": answering(size) for which, size in handlers.items()}
+    async with serving(made, max_message_bytes=limit) as channel:
+        assert [len(answer) for answer in await call(channel, f"{name}_largest")] == [limit]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, f"{name}_larger")
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.details() == "the answer has 1048577 bytes, the limit is 1048576 (--max-message-mb)"
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @pytest.mark.parametrize("name", NAMES)
 async def test_any_other_exception_becomes_internal_without_its_text_and_its_traceback_is_logged_once(
     name: str, caplog: pytest.LogCaptureFixture

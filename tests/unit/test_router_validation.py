@@ -172,6 +172,10 @@ HUGE: list[tuple[str, Callable[[], pb2.GenerateRequest]]] = [
         lambda: request(token_ids=pb2.TokenIds(ids=[5] * 1_200_000)),
     ),
     (
+        "chat.template_kwargs_json must be at most 262144 bytes, got 4000009",
+        lambda: request(chat=chat(("user", ""), kwargs='{"a":[' + "1," * 2_000_000 + "1]}")),
+    ),
+    (
         "chat.messages must have at most 63 messages, a prompt's limit in tokens, got 200000",
         lambda: request(chat=chat(*[("user", "")] * 200_000)),
     ),
