@@ -38,8 +38,7 @@ WORKER_ARGS = ("--page-size", "16", "--pool-pages", "1000", "--max-context", "10
 
 @dataclass(frozen=True)
 class Scenario:
-    """workers: of each role. restarts: what was killed is started again at once at its address. routers: that clients know.
-    router_args: of the routers."""
+    """workers: of each role. restarts: what was killed is started again at once at its address. routers: that clients know."""
 
     name: str
     title: str
@@ -47,11 +46,7 @@ class Scenario:
     workers: int
     restarts: bool = False
     routers: int = 1
-    router_args: tuple[str, ...] = ()
 
-
-ALONE = ("--pair-wait", "30s")
-"""Of a router in front of one pair: a worker that crashed is waited for as long as one that left in order."""
 
 SCENARIOS = (
     Scenario("none", "2P2D, nothing", "none", 2),
@@ -59,8 +54,8 @@ SCENARIOS = (
     Scenario("2p2d-decode", "2P2D, a decode worker", "decode", 2),
     Scenario("2p2d-router", "2P2D, the router, started again", "router", 2, restarts=True),
     Scenario("2p2d-two-routers", "2P2D, one of two routers", "router", 2, routers=2),
-    Scenario("1p1d-prefill", "1P1D, the prefill worker, started again", "prefill", 1, restarts=True, router_args=ALONE),
-    Scenario("1p1d-decode", "1P1D, the decode worker, started again", "decode", 1, restarts=True, router_args=ALONE),
+    Scenario("1p1d-prefill", "1P1D, the prefill worker, started again", "prefill", 1, restarts=True),
+    Scenario("1p1d-decode", "1P1D, the decode worker, started again", "decode", 1, restarts=True),
 )
 
 
@@ -73,7 +68,7 @@ class Stand:
         self._listen = f"127.0.0.1:{free_port()}"
         others = ("--router", self._second) if self._second else ()
         workers = (*WORKER_ARGS, *others)
-        self.cluster = Cluster(folder, model, worker_args=workers, router_args=scenario.router_args)
+        self.cluster = Cluster(folder, model, worker_args=workers)
         self.clients: list[Client] = []
         self.killed = 0.0
         self._second_router: Process | None = None

@@ -13,6 +13,16 @@ from common.errors import Incompatible, Leaving, PdserveError, from_status, stat
 from common.work_key import WorkKey
 
 Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+
+def role_of(name: str) -> Role:
+    """Raises ValueError."""
+    for role in ROLES:
+        if name == role:
+            return role
+    raise ValueError(f"role must be 'prefill' or 'decode', got {name!r}")
+
 
 PROTOCOL_VERSION = 1
 POOL_LAYOUT = "page,layer,kv,token,head,dim"

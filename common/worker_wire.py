@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from common.rpc.gen.pdserve.v1 import registry_pb2, work_pb2
-from common.work import Compatibility, PageCounts, WorkerLoad, WorkerProfile
+from common.work import Compatibility, PageCounts, WorkerLoad, WorkerProfile, role_of
 
 
 def compatibility_to_pb(value: Compatibility) -> work_pb2.Compatibility:
@@ -34,11 +34,9 @@ def profile_to_pb(profile: WorkerProfile) -> registry_pb2.WorkerProfile:
 
 def profile_from_pb(pb: registry_pb2.WorkerProfile) -> WorkerProfile:
     """Raises ValueError on a role that is neither prefill nor decode."""
-    if pb.role != "prefill" and pb.role != "decode":
-        raise ValueError(f"role must be 'prefill' or 'decode', got {pb.role!r}")
     return WorkerProfile(
         worker_id=pb.worker_id,
-        role="prefill" if pb.role == "prefill" else "decode",
+        role=role_of(pb.role),
         address=pb.address,
         compatibility=compatibility_from_pb(pb.compatibility),
         device=pb.device,

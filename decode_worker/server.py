@@ -1,6 +1,6 @@
 """A decode worker's process: what is built in which order, and taken down in which.
 
-up    listen, healthy but NOT_SERVING -> the engine loads the model -> SERVING -> register with the routers
+up    announced to the routers -> listen, healthy but NOT_SERVING -> the engine loads the model -> SERVING -> registered with them
 down  NOT_SERVING, reported as draining -> finish what runs -> hand the rest back -> close sessions, goodbye -> server -> engine
 """
 
@@ -25,6 +25,7 @@ from common.engine.sim.start import Simulation
 from common.engine.start import make_memory
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import REGISTRY, start_metrics_server
+from common.rpc.announcement import Announcement
 from common.rpc.channels import Connect
 from common.rpc.duty import Duty
 from common.rpc.gen.pdserve.v1 import decode_pb2_grpc, handoff_pb2_grpc
@@ -56,12 +57,18 @@ async def run(config: Config, stop: Stop) -> int:
     config.warn_of_no_router(log)
     if (port := start_metrics_server(config.metrics_port, role="decode")) is not None:
         log.info("metrics on 127.0.0.1:%d", port)
-    return await run_worker(make_worker(config), config, stop)
+    security = Security(config)
+    async with Announcement(config.router, "decode", connect=security.connect) as announcement:
+        # In a thread: it imports torch, and the announcement is to be out before.
+        memory = await asyncio.to_thread(make_memory, config)
+        worker = make_worker(config, memory=memory)
+        return await run_worker(worker, config, stop, security=security, announcement=announcement)
 
 
-async def run_worker(worker: DecodeWorker, config: Config, stop: Stop, *, security: Security | None = None) -> int:
-    """The same with a worker that is not yet started. security: if it is not to make its own."""
-    security = security or Security(config)
+async def run_worker(
+    worker: DecodeWorker, config: Config, stop: Stop, *, security: Security, announcement: Announcement | None = None
+) -> int:
+    """The same with a worker that is not yet started. announcement: ended once the routers know the worker itself."""
     server = security.make_server(silence=ROUTER_SILENCE)
     health = Health(server, SERVICES, others=security.services)
     add_services(server, worker, longest=config.request_timeout)
@@ -71,7 +78,8 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop, *, securi
         engine = await _start_unless(stop, worker)
         if engine is None:
             return 0
-        return await _serve(worker, health, _profile(config, worker, engine, address), config, stop, connect=security.connect)
+        profile = _profile(config, worker, engine, address)
+        return await _serve(worker, health, profile, config, stop, connect=security.connect, announcement=announcement)
     finally:
         health.shutdown()
         await server.stop(LAST_CALLS.total_seconds())
@@ -79,11 +87,12 @@ async def run_worker(worker: DecodeWorker, config: Config, stop: Stop, *, securi
         await worker.traces.close(timeout_seconds=LAST_SPANS_SECONDS)
 
 
-def make_worker(config: Config, *, simulation: Simulation | None = None, registry: CollectorRegistry = REGISTRY) -> DecodeWorker:
-    """The worker with its engine, not yet started. Raises StartError on a model folder that cannot be served.
+def make_worker(
+    config: Config, *, memory: PoolMemory, simulation: Simulation | None = None, registry: CollectorRegistry = REGISTRY
+) -> DecodeWorker:
+    """The worker with its engine, not yet started. memory: as make_memory() makes it.
 
     simulation, registry: for a simulated worker that shares its process with others; the first defaults to its own."""
-    memory = make_memory(config)
     worker_id = f"decode-{secrets.token_hex(4)}"
     return DecodeWorker(
         worker_id,
@@ -126,7 +135,14 @@ async def _start_unless(stop: Stop, worker: DecodeWorker) -> EngineDescription |
 
 
 async def _serve(
-    worker: DecodeWorker, health: Health, profile: WorkerProfile, config: Config, stop: Stop, *, connect: Connect
+    worker: DecodeWorker,
+    health: Health,
+    profile: WorkerProfile,
+    config: Config,
+    stop: Stop,
+    *,
+    connect: Connect,
+    announcement: Announcement | None,
 ) -> int:
     """From ready to left; the exit code."""
     duty = Duty(worker, grace=config.grace, set_serving=partial(_set_serving, health))
@@ -141,6 +157,8 @@ async def _serve(
     duty.on_change = registration.changed
     duty.begin()
     registering = asyncio.create_task(registration.run())
+    if announcement is not None:
+        announcement.ends_after(registration.answered())
     print(f"decode worker ready on {profile.address}", flush=True)
     try:
         await duty.over(stop, registering=registering)

@@ -1,6 +1,6 @@
 """The prefill worker process: its parts put together, and its staged end.
 
-Start: server listening (health: NOT_SERVING) -> model loaded by the engine -> SERVING, registered with the routers.
+Start: announced to the routers -> server listening (health: NOT_SERVING) -> model loaded by the engine -> SERVING, registered.
 End:   health NOT_SERVING, load says draining -> requests get `grace` -> the rest go back to their routers -> goodbye -> exit 0.
        An engine that dies ends the process at once with exit code 1.
 """
@@ -26,6 +26,7 @@ from common.errors import Leaving, Unavailable
 from common.handoff.cuda_driver import is_cuda_fault
 from common.handoff.pool_memory import PoolMemory
 from common.metrics import REGISTRY, start_metrics_server
+from common.rpc.announcement import Announcement
 from common.rpc.duty import Duty
 from common.rpc.gen.pdserve.v1 import prefill_pb2_grpc
 from common.rpc.health import Health
@@ -110,8 +111,8 @@ class PrefillServer:
         await self._server.start()
         return self._address
 
-    async def load(self) -> None:
-        """Loads the model and joins the routers. Raises StartError."""
+    async def load(self, *, announcement: Announcement | None = None) -> None:
+        """Loads the model and joins the routers. announcement: ended once they know the worker itself. Raises StartError."""
         engine = await self.worker.start()
         self._duty.begin()
         self._registration = Registration(
@@ -124,6 +125,8 @@ class PrefillServer:
         )
         self._duty.on_change = self._registration.changed
         self._registering = asyncio.create_task(self._registration.run(), name="registration")
+        if announcement is not None:
+            announcement.ends_after(self._registration.answered())
 
     async def ended(self, stop: Stop) -> int:
         """Waits for a reason to end, ends, and returns the exit code."""
@@ -180,11 +183,19 @@ async def serve(config: Config, stop: Stop) -> int:
     log.info("prefill worker %s: %s", VERSION, describe(config))
     config.warn_of_no_router(log)
     metrics_port = start_metrics_server(config.metrics_port, role="prefill")
-    server = PrefillServer(config, memory=make_memory(config))
+    security = Security(config)
+    async with Announcement(config.router, "prefill", connect=security.connect) as announcement:
+        # In a thread: it imports torch, and the announcement is to be out before.
+        memory = await asyncio.to_thread(make_memory, config)
+        server = PrefillServer(config, memory=memory, security=security)
+        return await _run(server, config, stop, announcement=announcement, metrics_port=metrics_port)
+
+
+async def _run(server: PrefillServer, config: Config, stop: Stop, *, announcement: Announcement, metrics_port: int | None) -> int:
     try:
         address = await server.listen()
         log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
-        loading = asyncio.create_task(server.load())
+        loading = asyncio.create_task(server.load(announcement=announcement))
         stopping = asyncio.create_task(stop.requested.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

@@ -25,7 +25,9 @@ class RouterConfig(SecurityConfig):
     max_queue: int = option(1024, "requests that may wait for their first token; one more is refused")
     max_in_flight: int = option(4096, "requests that may be in the router at once; one more is refused")
     max_attempts: int = option(3, "how often work on a request may fail before its call fails")
-    pair_wait: timedelta = option(timedelta(seconds=2), "how long a request waits while there is no pair of workers for it")
+    pair_wait: timedelta = option(
+        timedelta(seconds=3), "how long a request waits while there is no pair of workers for it, and none is known to come"
+    )
     policy: PolicyName = option("prefix", "how workers are chosen for a request (docs/decisions/0014)")
     session_key: str = option("x-session-id", "metadata key that names a request's session, for --policy session")
     tenant_key: str = option(
@@ -39,7 +41,8 @@ class RouterConfig(SecurityConfig):
     )
     queue_wait: timedelta = option(timedelta(minutes=10), "how long a request waits for a worker with room, at most")
     return_wait: timedelta = option(
-        timedelta(seconds=30), "--pair-wait while a worker that left in order, or fell silent under the request, may come back"
+        timedelta(seconds=30),
+        "--pair-wait while a worker is starting, or one that left in order, or fell silent under the request, may come back",
     )
     peer_silence: timedelta = option(PEER_SILENCE, "a worker that answers no ping for so long loses its session and its work")
     worker_silence: timedelta = option(timedelta(seconds=5), "a worker that reports nothing for so long is taken for lost")

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from common.errors import PdserveError
 from common.metrics import REGISTRY, STAGE_BUCKETS, gauge, record, register_gauges
-from common.work import Role
+from common.work import ROLES
 from router.admission import Admission
 from router.completion import Stage
 from router.dispatch import Dispatch
@@ -24,7 +24,6 @@ from router.queueing.request_queue import RequestQueue
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 5)
 TOTAL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 class RouterMetrics:

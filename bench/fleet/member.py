@@ -121,7 +121,7 @@ class Member:
     def _start_decode(self) -> None:
         config = parse_config(decode_worker.config.Config, prog="decode_worker", description="", argv=self._arguments, env={})
         self._simulation, self._lines = Simulation(config, seed=self._seed), Lines(config)
-        worker = make_worker(config, simulation=self._simulation, registry=self._registry)
+        worker = make_worker(config, memory=make_memory(config), simulation=self._simulation, registry=self._registry)
         self._live(run_worker(worker, config, self._stop, security=self._lines))
 
     def _live(self, life: Awaitable[int]) -> None:

@@ -70,6 +70,11 @@ class Registration:
             for link in self._links:
                 group.create_task(link.left(within_seconds=GOODBYE_SECONDS))
 
+    async def answered(self) -> None:
+        """Returns when every router has accepted this worker, refused it or could not be reached."""
+        for link in self._links:
+            await link.answered.wait()
+
     def changed(self) -> None:
         """The load changed in a way that routers should know before the next interval."""
         for link in self._links:
@@ -106,6 +111,8 @@ class _Link:
         self.router = router
         self.wake = asyncio.Event()
         self.accepted = asyncio.Event()
+        self.answered = asyncio.Event()
+        """For the first time, in whichever way."""
         self._profile, self._load, self._interval = profile, load, interval
         self._on_drain, self._on_undrain = on_drain, on_undrain
         self._connect = connect
@@ -155,6 +162,7 @@ class _Link:
             finally:
                 was_accepted = self.accepted.is_set()
                 self.accepted.clear()
+                self.answered.set()
                 self._ended.set()
                 await _end(sides)
         return was_accepted
@@ -178,6 +186,7 @@ class _Link:
         async for directive in call:
             if directive.HasField("accepted"):
                 self.accepted.set()
+                self.answered.set()
                 self._ended.clear()
                 self._router_is_leaving = False
                 self._complaint = ""

@@ -96,7 +96,8 @@ class Fleet:
         while seats_for(self.circuits.willing, ask) is None:
             workers = [*self.registry.live, *self.registry.recently_lost]
             now = self.registry.now
-            until = self._pair_wait.until(workers, asked_at=asked_at, now=now, is_begun=is_begun)
+            arrivals = self.registry.arrivals.now
+            until = self._pair_wait.until(workers, arrivals, asked_at=asked_at, now=now, is_begun=is_begun)
             if now >= until:
                 raise Unavailable(f"no prefill and decode pair: {self._why_none(ask)}", reason="no_workers")
             try:

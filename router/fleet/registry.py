@@ -12,6 +12,7 @@ from typing import Protocol
 from common.address import Address
 from common.errors import FailedPrecondition, InvalidRequest
 from common.work import POOL_LAYOUT, PROTOCOL_VERSION, Role, WorkerLoad, WorkerProfile
+from router.fleet.arrivals import Arrivals
 from router.fleet.workers import Departure, Worker, WorkerState
 
 LOST_SHOWN_SECONDS = 30.0
@@ -67,6 +68,7 @@ class Registry:
         self._replaced: dict[tuple[str, str], Worker] = {}
         """By id and address of the former: elsewhere a worker of that id is somebody else (or the former an impostor)."""
         self._listeners: list[RegistryListener] = []
+        self.arrivals = Arrivals(clock, on_change=self.notify)
 
     def listen(self, listener: RegistryListener) -> None:
         self._listeners.append(listener)
@@ -145,6 +147,9 @@ class Registry:
 
     def why_none(self, role: Role) -> str:
         """Why no worker of this role takes requests now."""
+        return self._why_none(role) + ("; one is starting" if self.arrivals.has(role) else "")
+
+    def _why_none(self, role: Role) -> str:
         live = [worker for worker in self._live.values() if worker.role == role]
         if not live:
             return self._why_none_registered(role)

@@ -1,5 +1,5 @@
 """RegistryService: one stream per worker, profile first, then its load. The stream's end without a goodbye, or silence, is the
-worker's loss. Operators drain workers through it."""
+worker's loss. Workers that have only begun to start announce themselves. Operators drain workers through it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc
 from common.errors import Aborted, InvalidRequest, Leaving, NotFound, Unavailable
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from common.vigil import Vigil
-from common.work import WorkerProfile
+from common.work import WorkerProfile, role_of
 from common.worker_wire import load_from_pb, profile_from_pb
 from router.fleet.directives import Directives
 from router.fleet.registry import Registry
@@ -65,6 +65,14 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             for side in sides:
                 side.cancel()
             await asyncio.gather(*sides, return_exceptions=True)
+
+    async def Announce(self, request: registry_pb2.AnnounceRequest, context: Context) -> None:
+        try:
+            role = role_of(request.role)
+        except ValueError as error:
+            raise InvalidRequest("role", "must be 'prefill' or 'decode'", request.role) from error
+        with self._registry.arrivals.announced(role):
+            await asyncio.get_running_loop().create_future()  # The call's end cancels it.
 
     async def DrainWorker(self, request: registry_pb2.DrainWorkerRequest, context: Context) -> registry_pb2.DrainWorkerResponse:
         if request.HasField("grace_ms") and request.grace_ms == 0:

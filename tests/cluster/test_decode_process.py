@@ -21,6 +21,7 @@ from common.rpc.channels import make_channel
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from common.rpc.health import Health
 from common.rpc.process import Stop
+from common.rpc.security import Security
 from common.rpc.server import bind, make_server
 from decode_worker.config import Config
 from decode_worker.server import SERVICES, add_services, run_worker
@@ -142,7 +143,8 @@ async def test_lif_05_when_the_engine_dies_health_says_so_calls_end_and_the_exit
         raise RuntimeError("the model broke")
 
     worker, runner = fake_worker(before_run=explode)
-    running = asyncio.create_task(run_worker(worker, Config(model=Path("unused")), Stop()))
+    config = Config(model=Path("unused"))
+    running = asyncio.create_task(run_worker(worker, config, Stop(), security=Security(config)))
     printed: list[str] = []
 
     def is_ready() -> bool:

@@ -165,7 +165,7 @@ asyncio.run(main())
 """
 STARTS = {
     "prefill": "import prefill_worker.server as s; await s.PrefillServer(config, memory=s.make_memory(config)).worker.start()",
-    "decode": "import decode_worker.server as s; await s.make_worker(config).start()",
+    "decode": "import decode_worker.server as s; await s.make_worker(config, memory=s.make_memory(config)).start()",
 }
 
 

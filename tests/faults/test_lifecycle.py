@@ -21,9 +21,9 @@ from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from tests.faults.conftest import COUNTING
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import Cluster, Process, free_port
+from tests.helpers.cluster import ROOT, Cluster, Process, free_port
 from tests.helpers.eventually import eventually
-from tests.helpers.load import Load, counted
+from tests.helpers.load import Load, Stream, counted
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
@@ -307,6 +307,39 @@ async def test_grp_02_a_client_without_a_deadline_gets_a_status_within_seconds(
             if how == "no grace":
                 cluster.decode[0].resume()
                 assert await asyncio.to_thread(cluster.router.wait, within=5) == 0
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_while_a_crashed_worker_s_successor_loads_its_model_requests_wait_and_no_longer(
+    counting_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    """With the default --return-wait; --pair-wait is over long before the successor serves, or has died while it started."""
+    with Cluster(tmp_path, counting_model, worker_args=COUNTING, router_args=["--pair-wait", "100ms"]) as cluster:
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # It begins from nothing, so that it can be stopped before it serves.
+        announced = cluster.router.output.count("a decode worker is starting")
+        successor = cluster.start_worker("decode")
+        await eventually(lambda: cluster.router.output.count("a decode worker is starting") > announced, within=20, every=0.01)
+        successor.pause()
+        assert "worker ready" not in successor.output
+        async with cluster.client() as client:
+            begun = Stream(client, 1, tokens=900)
+            await begun.reaches(5)
+            cluster.decode.pop(0).kill()
+            later = Stream(client, 7, tokens=20)
+            await asyncio.sleep(1.0)
+            assert not begun.has_ended and not later.has_ended, "they wait"
+            if comes:
+                successor.resume()
+                await asyncio.gather(begun.end(), later.end())
+                await cluster.assert_idle(client)
+                return
+            cluster.decode.pop().kill()
+            killed = time.monotonic()
+            for stream in (begun, later):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await stream.end()
+                assert error.value.code() is grpc.StatusCode.UNAVAILABLE and "decode" in str(error.value.details())
+            assert time.monotonic() - killed < 5, "nobody comes any more"
 
 
 async def test_everything_stopped_at_once_warns_of_nobody(counting_model: Path, tmp_path: Path) -> None:

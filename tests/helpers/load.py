@@ -105,6 +105,11 @@ class Stream:
     async def reaches(self, tokens: int) -> None:
         await eventually(lambda: len(self.ids) >= tokens or self._task.done(), within=20, every=0.005)
 
+    @property
+    def has_ended(self) -> bool:
+        """Well or not."""
+        return self._task.done()
+
     async def end(self) -> None:
         """It ended well, every token once."""
         await self._task

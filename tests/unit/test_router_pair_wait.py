@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 
 from common.work import WorkerLoad
+from router.fleet.arrivals import Arrival
 from router.fleet.pair_wait import PairWait
 from router.fleet.workers import Departure, Worker
 from tests.unit.test_router_placement import worker
@@ -24,8 +26,8 @@ def gone(departure: Departure, *, at: float = ASKED) -> Worker:
     return made
 
 
-def wait(*workers: Worker, now: float = ASKED, is_begun: bool = False) -> float:
-    return WAIT.until([P, *workers], asked_at=ASKED, now=now, is_begun=is_begun) - ASKED
+def wait(*workers: Worker, starting: Sequence[Arrival] = (), now: float = ASKED, is_begun: bool = False) -> float:
+    return WAIT.until([P, *workers], starting, asked_at=ASKED, now=now, is_begun=is_begun) - ASKED
 
 
 def test_nobody_and_a_crashed_worker_are_waited_for_a_little() -> None:
@@ -53,3 +55,22 @@ def test_a_silent_worker_is_waited_for_by_those_that_have_begun(is_begun: bool, 
 
 def test_a_worker_of_a_role_that_is_there_anyway_is_not_waited_for() -> None:
     assert wait(gone(Departure.IN_ORDER), worker("d2", "decode")) == 2
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_worker_that_is_starting_is_waited_for_whether_another_was_there_or_not(is_begun: bool) -> None:
+    starting = [Arrival("decode", since=ASKED + 1)]
+    assert wait(starting=starting, is_begun=is_begun) == 30, "but nobody waits for ever"
+    assert wait(gone(Departure.BROKEN), starting=starting, is_begun=is_begun) == 30
+    assert wait(gone(Departure.BROKEN), starting=[Arrival("decode", since=ASKED - 20)], is_begun=is_begun) == 10
+
+
+def test_a_worker_that_has_been_starting_for_too_long_or_is_of_another_role_is_not_waited_for() -> None:
+    assert wait(starting=[Arrival("decode", since=ASKED - 60)]) == 2
+    assert wait(starting=[Arrival("prefill", since=ASKED)]) == 2
+
+
+def test_one_that_has_registered_is_given_the_time_to_open_its_session() -> None:
+    joining = worker("d", "decode", session=False)
+    joining.joined_at = ASKED + 1.9
+    assert wait(joining) == pytest.approx(3.9)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import NotFound, Unavailable
+from common.errors import InvalidRequest, NotFound, Unavailable
 from common.rpc.gen.pdserve.v1 import registry_pb2
 from common.worker_wire import profile_to_pb
 from router.fleet import directives as directives_module
@@ -93,3 +93,21 @@ async def test_a_directive_that_was_given_up_before_it_was_written_does_not_come
     waiting.post(registry_pb2.RouterDirective(goodbye=registry_pb2.Goodbye()))
     await asyncio.wait_for(waiting.run(write), 2)
     assert written == ["goodbye"]
+
+
+async def test_who_has_announced_itself_is_coming_until_its_call_ends() -> None:
+    registry = Registry(fingerprint="f")
+    servicer = RegistryServicer(registry, epoch=1, silence=timedelta(seconds=60))
+    call = asyncio.create_task(servicer.Announce(registry_pb2.AnnounceRequest(role="decode"), NOBODY))
+    await eventually(lambda: registry.arrivals.has("decode"), within=2)
+    assert not registry.arrivals.has("prefill")
+    assert registry.why_none("decode").endswith("; one is starting") and "starting" not in registry.why_none("prefill")
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert registry.arrivals.now == ()
+
+
+async def test_an_announcement_names_a_role_that_there_is() -> None:
+    servicer = RegistryServicer(Registry(fingerprint="f"), epoch=1, silence=timedelta(seconds=60))
+    with pytest.raises(InvalidRequest, match="role must be 'prefill' or 'decode', got 'cook'"):
+        await servicer.Announce(registry_pb2.AnnounceRequest(role="cook"), NOBODY)

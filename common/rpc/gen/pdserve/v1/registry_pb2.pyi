@@ -16,6 +16,16 @@ class WorkerStatus(_message.Message):
     goodbye: Goodbye
     def __init__(self, profile: _Optional[_Union[WorkerProfile, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
+class AnnounceRequest(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    def __init__(self, role: _Optional[str] = ...) -> None: ...
+
+class AnnounceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

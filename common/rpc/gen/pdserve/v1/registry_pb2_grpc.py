@@ -40,6 +40,11 @@ class RegistryServiceStub:
                 request_serializer=pdserve_dot_v1_dot_registry__pb2.WorkerStatus.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_registry__pb2.RouterDirective.FromString,
                 _registered_method=True)
+        self.Announce = channel.unary_stream(
+                '/pdserve.v1.RegistryService/Announce',
+                request_serializer=pdserve_dot_v1_dot_registry__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_registry__pb2.AnnounceResponse.FromString,
+                _registered_method=True)
         self.DrainWorker = channel.unary_unary(
                 '/pdserve.v1.RegistryService/DrainWorker',
                 request_serializer=pdserve_dot_v1_dot_registry__pb2.DrainWorkerRequest.SerializeToString,
@@ -59,6 +64,14 @@ class RegistryServiceServicer:
     def Register(self, request_iterator, context):
         """The first message carries the profile, later ones the load, at least one a second. A broken stream means gone.
         An incompatible worker is refused with FAILED_PRECONDITION naming both values.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Announce(self, request, context):
+        """A worker that has only begun to start says so, long before it knows its profile: requests that find nobody of its role wait for
+        it. The worker ends the call once it has had an answer to Register; if the call breaks, nobody is coming. No message is sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +99,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=pdserve_dot_v1_dot_registry__pb2.WorkerStatus.FromString,
                     response_serializer=pdserve_dot_v1_dot_registry__pb2.RouterDirective.SerializeToString,
+            ),
+            'Announce': grpc.unary_stream_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=pdserve_dot_v1_dot_registry__pb2.AnnounceRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_registry__pb2.AnnounceResponse.SerializeToString,
             ),
             'DrainWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainWorker,
@@ -126,6 +144,33 @@ class RegistryService:
             '/pdserve.v1.RegistryService/Register',
             pdserve_dot_v1_dot_registry__pb2.WorkerStatus.SerializeToString,
             pdserve_dot_v1_dot_registry__pb2.RouterDirective.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdserve.v1.RegistryService/Announce',
+            pdserve_dot_v1_dot_registry__pb2.AnnounceRequest.SerializeToString,
+            pdserve_dot_v1_dot_registry__pb2.AnnounceResponse.FromString,
             options,
             channel_credentials,
             insecure,
