@@ -13,14 +13,18 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_NAME_CHARS: Final = 256
 """A client's name for its request is shown up to here: whoever chose a longer one is refused, which is logged too."""
+_LINE_ENDS: Final = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""What some readers take for the end of a line, and JSON leaves as it is."""
 LogFormat = Literal["text", "json"]
 FORMATS: Final[tuple[LogFormat, ...]] = get_args(LogFormat)
 
@@ -60,6 +64,8 @@ def configure(process: str, level: str, format: LogFormat = "text") -> None:
     # Each would log every call or retry of its own at our level.
     for chatty in ("asyncio", "httpx", "httpcore", "urllib3", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_ours)
+    _log_what_nobody_catches()
 
 
 def settings_of(part: str) -> Settings | None:
@@ -80,6 +86,31 @@ def bind(what: About) -> None:
 
 def is_bound() -> bool:
     return _bound.get() is not None
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """grpc logs metadata that is not UTF-8 with a traceback, and with its bytes: what a caller meant as a token, maybe."""
+    return not str(record.msg).startswith("Invalid encoding on")
+
+
+def _log_what_nobody_catches() -> None:
+    """As any other line, instead of plain text on stderr: exceptions and warnings."""
+    log = logging.getLogger(__name__)
+    logging.captureWarnings(True)
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            log.critical("uncaught exception", exc_info=(kind, error, trace))
+
+    def uncaught_in_thread(what: threading.ExceptHookArgs) -> None:
+        if what.exc_value is not None:
+            log.error("uncaught exception in thread %s", what.thread and what.thread.name, exc_info=what.exc_value)
+
+    def unraisable(what: sys.UnraisableHookArgs) -> None:
+        if what.exc_value is not None:
+            log.error("%s: %r", what.err_msg or "exception ignored in", what.object, exc_info=what.exc_value)
+
+    sys.excepthook, threading.excepthook, sys.unraisablehook = uncaught, uncaught_in_thread, unraisable
 
 
 def _about(record: logging.LogRecord) -> About:
@@ -132,4 +163,5 @@ class _JsonFormatter(logging.Formatter):
             "attempt": what.attempt,
             "exception": self.formatException(record.exc_info) if record.exc_info else None,
         }
-        return json.dumps({name: value for name, value in fields.items() if value is not None}, ensure_ascii=False)
+        line = json.dumps({name: value for name, value in fields.items() if value is not None}, ensure_ascii=False)
+        return line.translate(_LINE_ENDS)

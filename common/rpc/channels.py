@@ -9,6 +9,7 @@ import grpc
 
 from common.address import Address
 from common.errors import LEAVING_METADATA, Leaving, PdserveError, Unavailable, from_status
+from common.rpc.compression import CHANNEL_OPTIONS
 from common.rpc.server import MAX_MESSAGE_BYTES
 
 PEER_SILENCE: Final = timedelta(seconds=1.7)
@@ -54,6 +55,7 @@ def _options(max_message_bytes: int, silence: timedelta) -> tuple[tuple[str, int
     pause = max(_PING_PAUSE, silence / 2)
     patience_ms = max(300, (silence - pause) // timedelta(milliseconds=1))
     return (
+        *CHANNEL_OPTIONS,
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         # Channels share no connection: bulk frames do not queue in front of tokens, and a successor inherits no back-off.

@@ -6,6 +6,7 @@
 | CancelledError, ours           | UNAVAILABLE               | at debug level      |
 | an answer too large to send    | RESOURCE_EXHAUSTED        | one line            |
 | a message that cannot be read  | INVALID_ARGUMENT          | one line            |
+| one that inflates to too much  | RESOURCE_EXHAUSTED        | one line            |
 | grpc's, of a call that ended   | (nobody listens)          | nothing             |
 | anything else                  | INTERNAL "internal error" | with its traceback  |
 
@@ -27,6 +28,7 @@ from google.protobuf.message import DecodeError, Message
 
 from common import logs
 from common.errors import LEAVING_METADATA, InvalidArgument, Leaving, PdserveError, ResourceExhausted
+from common.rpc.compression import inflated
 from common.rpc.handlers import rewrap
 from common.rpc.retry_info import status_of
 
@@ -40,7 +42,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler, unary or streaming, coroutine or async generator."""
 
     def __init__(self, *, max_message_bytes: int) -> None:
-        """max_message_bytes: the server's; grpc itself would answer what is larger with a traceback in the log."""
+        """max_message_bytes: of a request, inflated, and of an answer; grpc itself would end a larger answer with a traceback."""
         self._max_message_bytes = max_message_bytes
 
     async def intercept_service(
@@ -49,34 +51,38 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        limit = self._max_message_bytes
         return rewrap(
             handler,
-            lambda behavior: _guard(behavior, handler_call_details.method, self._max_message_bytes),
-            deserializer=_deserializer(handler),
+            lambda behavior: _guard(behavior, handler_call_details.method, limit),
+            deserializer=_deserializer(handler, max_bytes=limit),
         )
 
 
 class _Malformed:
     """In place of a unary request that cannot be read."""
 
-    def __init__(self, error: InvalidArgument) -> None:
+    def __init__(self, error: PdserveError) -> None:
         self.error = error
 
 
-def _deserializer(handler: Any) -> Callable[[bytes], Any] | None:
-    """The handler's own, but bytes that are no such message become INVALID_ARGUMENT; grpc itself would answer UNKNOWN and log a
-    traceback. A stream's reader meets the error as it reads; a unary call has no reader, so its guard is given it."""
+def _deserializer(handler: Any, *, max_bytes: int) -> Callable[[bytes], Any] | None:
+    """The handler's own, after inflating. Bytes that are no such message become INVALID_ARGUMENT; grpc itself would say UNKNOWN
+    and log a traceback. A stream's reader meets the error as it reads; a unary call has no reader, so its guard is given it.
+    A handler that takes plain bytes gets them as they have come."""
     if (read := handler.request_deserializer) is None:
         return None
 
     def deserialize(data: bytes) -> Any:
         try:
-            return read(data)
+            return read(inflated(data, max_bytes=max_bytes))
+        except PdserveError as error:
+            unread: PdserveError = error
         except (DecodeError, ValueError) as error:
-            malformed = InvalidArgument(f"the message cannot be read: {error}")
-            if handler.request_streaming:
-                raise malformed from None
-            return _Malformed(malformed)
+            unread = InvalidArgument(f"the message cannot be read: {error}")
+        if handler.request_streaming:
+            raise unread
+        return _Malformed(unread)
 
     return deserialize
 

@@ -15,6 +15,7 @@ import grpc
 
 from common.address import Address, UnixAddress
 from common.errors import StartError
+from common.rpc.compression import SERVER_OPTIONS
 from common.rpc.interceptors import ErrorInterceptor
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
@@ -43,6 +44,7 @@ def make_server(
     return grpc.aio.server(
         interceptors=(ErrorInterceptor(max_message_bytes=max_message_bytes), *interceptors),
         options=(
+            *SERVER_OPTIONS,
             # A taken port is an error, not a second listener that gets half of the calls (GRP-04).
             ("grpc.so_reuseport", 0),
             ("grpc.max_send_message_length", max_message_bytes),

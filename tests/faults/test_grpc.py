@@ -163,6 +163,29 @@ async def test_grp_06_messages_up_to_the_limit_get_the_ordinary_answer_and_large
                 await flush.method(channel)(b"", timeout=10)
 
 
+async def test_compressed_requests_are_taken_and_none_is_inflated_beyond_the_limit(cluster: Cluster, client: Client) -> None:
+    """gRPC itself inflates first: 100 MB in 100 kB."""
+    gzip, deflate = grpc.Compression.Gzip, grpc.Compression.Deflate
+    small = pb.TokenizeRequest(text="hello " * 1000)
+    plain = await client.stub.Tokenize(small, timeout=10)
+    assert await client.stub.Tokenize(small, timeout=10, compression=gzip) == plain
+    call = client.stub.Tokenize(small, timeout=10, compression=deflate)
+    assert await call.code() is grpc.StatusCode.UNIMPLEMENTED and "deflate" in (await call.details())
+
+    bomb = b"\x0a" + bytes(100 << 20)
+    addresses = {"router": cluster.address, "decode": address_of(cluster.decode[0])}
+    targets = {"router": ("Tokenize", cluster.router), "decode": ("Push", cluster.decode[0])}
+    for role, (name, process) in targets.items():
+        rpc = next(rpc for rpc in rpcs_of(role) if rpc.path.endswith(f"/{name}"))
+        before = psutil.Process(process.pid).memory_info().rss
+        async with grpc.aio.insecure_channel(addresses[role]) as channel:
+            call = rpc.method(channel)(iter([bomb]) if rpc.client_streams else bomb, timeout=30, compression=gzip)
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert str(MESSAGE_LIMIT) in (await call.details())
+        grown = psutil.Process(process.pid).memory_info().rss - before
+        assert grown < 70 << 20, f"{role} grew by {grown >> 20} MiB"
+
+
 async def test_metadata_beyond_the_limit_is_refused_with_the_limit(client: Client) -> None:
     for size, code in ((10_000, grpc.StatusCode.OK), (20_000, grpc.StatusCode.RESOURCE_EXHAUSTED), (100, grpc.StatusCode.OK)):
         call = client.stub.GetModel(pb.GetModelRequest(), metadata=[("x-long", "y" * size)], timeout=5)

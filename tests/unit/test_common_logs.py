@@ -4,6 +4,9 @@ import asyncio
 import json
 import logging
 import re
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +41,39 @@ def test_a_request_id_longer_than_any_may_be_is_cut(capsys: pytest.CaptureFixtur
     logging.getLogger("x").info("refused", extra=logs.about("é" * 1_000_000, uid=7))
     shown = capsys.readouterr().err
     assert "é" * logs.MAX_NAME_CHARS + "..." in shown and len(shown) < 600
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r", "\x0b", "\x85", "\u2028", "\u2029", "\x1b[31m", "\x00", '"', "\\"])
+def test_a_json_line_is_one_line_to_every_reader(ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("router", "info", "json")
+    logging.getLogger("x").info("got %s", ending, extra=logs.about(f"a{ending}b"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (json.loads(line)["request_id"], json.loads(line)["message"]) == (f"a{ending}b", f"got {ending}")
+
+
+def test_what_nobody_catches_is_a_line_like_any_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logging.captureWarnings(False)  # Begins anew: pytest has put back what an earlier test's configure() took.
+    for module, name in ((sys, "excepthook"), (threading, "excepthook"), (sys, "unraisablehook")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    logs.configure("router", "info", "json")
+    error = ValueError("boom")
+    sys.excepthook(ValueError, error, None)
+    threading.excepthook(threading.ExceptHookArgs((ValueError, error, None, threading.current_thread())))
+    warnings.warn("an old way", stacklevel=1)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    logging.captureWarnings(False)
+    assert [line["level"] for line in lines] == ["critical", "error", "warning"]
+    assert "boom" in lines[0]["exception"] and "boom" in lines[1]["exception"] and "an old way" in lines[2]["message"]
+
+
+def test_metadata_that_grpc_cannot_decode_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its bytes may be what somebody meant as a token."""
+    logs.configure("router", "debug")
+    logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", b"Bearer \xff")
+    logging.getLogger("grpc._cython.cygrpc").error("something else")
+    assert "Bearer" not in (shown := capsys.readouterr().err) and "something else" in shown
 
 
 def test_lines_below_the_level_are_left_out_and_a_traceback_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
