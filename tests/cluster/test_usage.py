@@ -11,6 +11,7 @@ import torch
 from tests.helpers import reference
 from tests.helpers.client import Client
 from tests.helpers.cluster import Cluster
+from tests.helpers.eventually import eventually
 from tests.helpers.prompts import prompt
 from tests.helpers.successor_model import VOCAB, make_successor_model
 
@@ -74,11 +75,15 @@ async def test_no_logprobs_unless_asked_for(client: Client) -> None:
 
 
 async def test_timing_adds_up(client: Client) -> None:
-    answer = await client.generate(prompt(30), sampling={"max_tokens": 20, "ignore_eos": True})
-    timing = answer.only.end.timing
-    assert timing.queue_ms >= 0 and timing.prefill_ms > 0 and timing.handoff_ms >= 0
-    assert timing.queue_ms + timing.prefill_ms <= timing.ttft_ms + 1 and timing.ttft_ms < timing.total_ms
-    assert timing.attempts == 1
+    async def prefill_is_seen() -> bool:
+        answer = await client.generate(prompt(30), sampling={"max_tokens": 20, "ignore_eos": True})
+        timing = answer.only.end.timing
+        assert timing.queue_ms >= 0 and timing.handoff_ms >= 0 and timing.attempts == 1
+        assert timing.queue_ms + timing.prefill_ms <= timing.ttft_ms + 1 and timing.ttft_ms < timing.total_ms
+        # 0 when the first token, by another stream, was faster than the word that prefill had begun.
+        return timing.prefill_ms > 0
+
+    await eventually(prefill_is_seen, within=5)
 
 
 async def test_started_names_the_workers_and_the_prompt(cluster: Cluster, client: Client) -> None:
@@ -89,7 +94,11 @@ async def test_started_names_the_workers_and_the_prompt(cluster: Cluster, client
     assert started is not None and started.prompt_tokens == 40 and started.cached_tokens == 0
     workers = await client.workers()
     assert workers[started.prefill_worker].role == "prefill" and workers[started.decode_worker].role == "decode"
-    await cluster.assert_idle(client)  # A prompt is cached once its prefill worker has let go of it.
-    warm = await client.generate(ids, sampling={"max_tokens": 1})
-    assert warm.started is not None and warm.started.cached_tokens == 36 == warm.usage.cached_tokens
-    assert not warm.started.decode_worker, "a single token needs no decode worker"
+
+    async def is_warm() -> bool:
+        """A prompt is cached once its prefill worker has let go of it."""
+        warm = await client.generate(ids, sampling={"max_tokens": 1})
+        assert warm.started is not None and not warm.started.decode_worker, "a single token needs no decode worker"
+        return warm.started.cached_tokens == 36 == warm.usage.cached_tokens
+
+    await eventually(is_warm, within=5)

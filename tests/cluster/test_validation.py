@@ -99,12 +99,12 @@ async def test_constrained_output_is_refused_as_not_offered(client: Client, fiel
 
 
 async def test_val_07_a_live_request_id_is_refused_and_the_first_goes_on(client: Client) -> None:
-    call = client.call(prompt(5), request_id="X", sampling={"max_tokens": 300, "ignore_eos": True})
+    call = client.call(prompt(5), request_id="X", sampling={"max_tokens": 900, "ignore_eos": True})
     await first_event(call, "started")
     code, message = await client.refusal(prompt(5), request_id="X")
     assert code is grpc.StatusCode.ALREADY_EXISTS and "X" in message
     finished = await first_event(call, "finished")
-    assert finished.finished.usage.completion_tokens == 300
+    assert finished.finished.usage.completion_tokens == 900
     await asyncio.gather(*(client.generate(prompt(5), sampling={"max_tokens": 3}) for _ in range(10)))
     await client.generate(prompt(5), request_id="X", sampling={"max_tokens": 3})
 

@@ -13,7 +13,7 @@ import pytest
 
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.faults.conftest import COUNTING
-from tests.helpers.client import Client
+from tests.helpers.client import Client, first_event
 from tests.helpers.cluster import Cluster, Process, free_port
 from tests.helpers.eventually import eventually
 from tests.helpers.load import Load, Stream, counted
@@ -185,10 +185,12 @@ async def test_flt_11_a_router_killed_and_started_again_finds_all_its_workers(
     with Cluster(tmp_path, counting_model, prefill=2, decode=2, worker_args=COUNTING, patience="") as cluster:
         for _ in range(times):
             async with cluster.client() as client:
-                streams = [client.call([i], sampling=FOREVER) for i in range(8)]
-                first = [await anext(aiter(stream)) for stream in streams]
-                used = {event.started.prefill_worker for event in first} | {event.started.decode_worker for event in first}
-                assert len(used) == 4, "all four are used"
+                streams: list[Any] = []
+                used = set[str]()
+                while len(used) < 4:
+                    streams.append(client.call([len(streams)], sampling=FOREVER))
+                    started = (await first_event(streams[-1], "started")).started
+                    used |= {started.prefill_worker, started.decode_worker}
                 cluster.router.kill()
                 for stream in streams:
                     with pytest.raises(grpc.aio.AioRpcError) as error:

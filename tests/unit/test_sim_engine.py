@@ -61,6 +61,7 @@ class Core:
 class Stand:
     def __init__(self, build: Callable[[Emit], Core] | None = None) -> None:
         self.told: list[tuple[str, float]] = []
+        self.on_began: Callable[[], None] = lambda: None
         self.clock = SimClock()
         self.core: Core
         self.engine = SimEngine(build or self._build, on_event=self._on_event, clock=self.clock)
@@ -72,6 +73,8 @@ class Stand:
     def _on_event(self, event: tuple[str, float]) -> None:
         if event[0] != "tick":
             self.told.append((event[0], time.monotonic()))
+        if event[0] == "began":
+            self.on_began()
 
 
 async def test_a_step_is_told_when_it_is_over_and_its_start_at_once() -> None:
@@ -138,10 +141,10 @@ async def test_a_paused_engine_takes_nothing_until_it_is_resumed() -> None:
 async def test_a_killed_engine_gives_nothing_back_and_tells_nothing() -> None:
     stand = Stand()
     await stand.engine.start()
+    stand.on_began = stand.engine.kill
     stand.engine.post(1)
-    await asyncio.sleep(STEP_SECONDS / 2)
-    stand.engine.kill()
-    await asyncio.sleep(STEP_SECONDS)
+    await eventually(lambda: stand.told, within=5)
+    await asyncio.sleep(2 * STEP_SECONDS)
     assert [what for what, _ in stand.told] == ["began"] and not stand.core.is_closed
     await stand.engine.close()
 
