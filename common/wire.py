@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from common.core import Req, SamplingParams
 from common.rpc.gen.pdserve.v1 import generation_pb2, work_pb2
@@ -47,7 +46,7 @@ def key_from_pb(pb: work_pb2.WorkKey) -> WorkKey:
 
 def sampling_to_pb(params: SamplingParams) -> generation_pb2.SamplingParams:
     """Every field set, except a seed not yet drawn."""
-    return generation_pb2.SamplingParams(**asdict(params))
+    return generation_pb2.SamplingParams(**vars(params))
 
 
 def sampling_from_pb(pb: generation_pb2.SamplingParams) -> SamplingParams:

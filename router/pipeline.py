@@ -28,7 +28,7 @@ from router.attempts import Attempts
 from router.caller import Caller
 from router.completion import Completion
 from router.dispatch import Dispatch
-from router.fleet.capacity import output_limit, pair_pages
+from router.fleet.capacity import output_limit
 from router.fleet.fleet import ANY, Fleet
 from router.journey import Journey, Write
 from router.metrics import RouterMetrics
@@ -87,9 +87,7 @@ class Pipeline:
     @property
     def limits(self) -> Limits:
         """The model's, cut to what every registered worker can hold."""
-        own = self._model.limits
-        contexts = [worker.profile.compatibility.max_context for worker in self._fleet.registry.live]
-        return replace(own, max_context=min([own.max_context, *contexts]))
+        return self._model.limits.within(self._fleet.capacity.max_context)
 
     async def generate(self, pb: generation_pb2.GenerateRequest, write: Write, *, caller: Caller) -> None:
         """Returns after the last Finished was written. Raises the status the call ends with."""
@@ -143,7 +141,7 @@ class Pipeline:
         check_prompt(prompt, self.limits)
         if self._log_prompts:
             log.info("prompt of %d tokens: %r", len(prompt), request.prompt)
-        if pair_pages(self._fleet.registry.live) is None:
+        if self._fleet.capacity.pair_pages is None:
             await self._fleet.until_placeable(ANY)  # Before that nobody knows the pools.
             check_prompt(prompt, self.limits)
         work = self._work(request, ticket.request_id, prompt, caller, trace)
@@ -154,9 +152,8 @@ class Pipeline:
 
     def _work(self, request: ValidRequest, request_id: str, prompt: Sequence[int], caller: Caller, trace: RequestTrace) -> Work:
         """Raises OutOfRange for what can never fit."""
-        workers = self._fleet.registry.live
-        pages, page_size = pair_pages(workers), workers[0].profile.compatibility.page_size
-        assert pages is not None, "measured before a pair was there"
+        pages, page_size = self._fleet.capacity.pair_pages, self._fleet.capacity.page_size
+        assert pages is not None and page_size is not None, "measured before a pair was there"
         sampling = request.sampling
         limit = output_limit(
             prompt_len=len(prompt),

@@ -7,10 +7,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from common.engine.pages import pages_for
 from common.errors import OutOfRange
 from router.fleet.workers import Worker
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the profiles of the registered workers allow. max_context: the smallest, in tokens; page_size: everybody's; None
+    without workers. pair_pages: see the function; None while there is no pair."""
+
+    max_context: int | None
+    page_size: int | None
+    pair_pages: int | None
+
+    @classmethod
+    def of(cls, workers: Sequence[Worker]) -> Capacity:
+        shared = [worker.profile.compatibility for worker in workers]
+        context = min((each.max_context for each in shared), default=None)
+        return cls(context, shared[0].page_size if shared else None, pair_pages(workers))
 
 
 def pair_pages(workers: Sequence[Worker]) -> int | None:

@@ -6,7 +6,7 @@ import logging
 import math
 
 from common.errors import PdserveError
-from router.fleet.circuit import is_fault, willing
+from router.fleet.circuit import Circuit, is_fault, willing
 from router.fleet.placement import Pair
 from router.fleet.registry import Registry
 from router.fleet.workers import Worker
@@ -24,6 +24,11 @@ class Circuits:
     def willing(self) -> list[Worker]:
         """Registered workers that a request may be sent to now, as far as their circuits are concerned."""
         return willing(self._registry.live)
+
+    @property
+    def are_closed(self) -> bool:
+        """All of them: whom to send requests to changes only when one opens, which the registry tells."""
+        return all(worker.breaker.circuit is Circuit.CLOSED for worker in self._registry.live)
 
     @property
     def seconds_until_try(self) -> float:

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 
 class Estimate:
-    """value >= 0."""
+    """value >= 0: kept, for it is looked at far more often than it changes."""
 
     def __init__(self) -> None:
+        self.value = 0.0
         self._reports = 0
         self._reported = 0.0
         self._had = self._left = self._new = 0
-
-    @property
-    def value(self) -> float:
-        return self._reported * (self._left / self._had if self._had else 1.0) + self._new
 
     @property
     def ours(self) -> int:
@@ -33,10 +30,12 @@ class Estimate:
         self._reported = value
         self._had = self._left = self._left + self._new
         self._new = 0
+        self._weigh()
 
     def begin(self, amount: int) -> Part:
         """This router gives the worker something to do."""
         self._new += amount
+        self._weigh()
         return Part(self, amount, self._reports)
 
     def _take(self, amount: int, begun_at: int) -> None:
@@ -44,6 +43,10 @@ class Estimate:
             self._new -= amount
         else:
             self._left -= amount
+        self._weigh()
+
+    def _weigh(self) -> None:
+        self.value = self._reported * (self._left / self._had if self._had else 1.0) + self._new
 
 
 class Part:

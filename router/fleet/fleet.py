@@ -7,11 +7,13 @@ from datetime import timedelta
 
 from common.errors import Unavailable
 from common.rpc.channels import PEER_SILENCE, Connect, make_channel
+from router.fleet.capacity import Capacity
 from router.fleet.circuits import Circuits
 from router.fleet.pair_wait import PairWait
 from router.fleet.placement import Ask, seats_for
 from router.fleet.policies import Placer
 from router.fleet.registry import Registry
+from router.fleet.roster import Roster
 from router.fleet.sessions import Session, SessionReceiver
 from router.fleet.workers import Worker
 
@@ -49,6 +51,8 @@ class Fleet:
         self._sessions: dict[Worker, Session] = {}
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._roster: Roster | None = None
+        self._capacity: Capacity | None = None
         registry.listen(self)
 
     def joined(self, worker: Worker) -> None:
@@ -69,11 +73,28 @@ class Fleet:
         self.placer.left(worker.id)
 
     def changed(self) -> None:
+        self._roster = self._capacity = None
         self._changed.set()
         self._changed = asyncio.Event()
 
     def reported(self) -> None:
         pass
+
+    @property
+    def roster(self) -> Roster:
+        """Who may be sent a request now."""
+        if (roster := self._roster) is None:
+            roster = Roster(self.circuits.willing)
+            if self.circuits.are_closed:  # Else it changes with time, too.
+                self._roster = roster
+        return roster
+
+    @property
+    def capacity(self) -> Capacity:
+        """Of all registered workers."""
+        if self._capacity is None:
+            self._capacity = Capacity.of(self.registry.live)
+        return self._capacity
 
     @property
     def is_ready(self) -> bool:
@@ -93,7 +114,7 @@ class Fleet:
         """Returns once there are workers that can take it; waits a little, or longer if some may come back. is_begun: it has had
         an attempt. Raises Unavailable saying why there are none."""
         asked_at = self.registry.now
-        while seats_for(self.circuits.willing, ask) is None:
+        while self.roster.seats(ask) is None:
             workers = [*self.registry.live, *self.registry.recently_lost]
             now = self.registry.now
             arrivals = self.registry.arrivals.now

@@ -184,8 +184,8 @@ class Session:
         # A draining worker's own word is lost if a write was under way when it ended the session.
         in_order = isinstance(error, Leaving) or self.worker.state is WorkerState.DRAINING
         kind = Leaving if in_order else Unavailable
+        self._on_change()  # First: what was under way there is not to be placed there again.
         self._receiver.session_ended(self.worker, kind(f"{self.worker}: {error}"))
-        self._on_change()
 
 
 def _is_asked_to_end() -> bool:

@@ -15,7 +15,6 @@ from datetime import timedelta
 from common.errors import PdserveError, ResourceExhausted
 from router.fleet.fleet import Fleet
 from router.fleet.pace import Pace
-from router.fleet.placement import placeable, seats_for
 from router.fleet.workers import Worker
 from router.queueing.answers import Answers
 from router.queueing.forecast import Forecast
@@ -139,8 +138,7 @@ class RequestQueue:
             self._note_pace()
 
     def _next_turn(self) -> Turn | None:
-        workers = placeable(self._fleet.circuits.willing)
-        return next_turn(self._line.leading(LOOKAHEAD), workers, rule=self._rule, placer=self._fleet.placer)
+        return next_turn(self._line.leading(LOOKAHEAD), self._fleet.roster, rule=self._rule, placer=self._fleet.placer)
 
     def _refuse(self, waiter: Waiter, error: PdserveError) -> None:
         self.leave(waiter)
@@ -162,7 +160,7 @@ class RequestQueue:
 
     def _watch(self, waiter: Waiter) -> None:
         """While no worker could ever take it, it waits no longer than the fleet says."""
-        has_seats = seats_for(self._fleet.circuits.willing, waiter.ask) is not None
+        has_seats = self._fleet.roster.seats(waiter.ask) is not None
         if waiter.search is None and not has_seats:
             waiter.search = asyncio.create_task(self._search(waiter))
         elif waiter.search is not None and has_seats:

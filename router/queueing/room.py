@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.fleet.placement import Seats
+from router.fleet.placement import Pair, Seats
 from router.fleet.workers import Worker
 
 STEPS = 2
@@ -30,6 +30,14 @@ class RoomRule:
         if worker.queued_tokens >= bound:
             return False
         return worker.role == "decode" or worker.requests < TURNS * max(1, worker.profile.max_running)
+
+    def has_room(self, pair: Pair, *, pages: int | None) -> bool:
+        """Both have, of a choice among a request's seats. pages: as below."""
+        first, decode = pair
+        if not self.takes_prompt(first):
+            return False
+        holder = first if first.profile.local_prefill else decode
+        return holder is None or holder.has_pages(pages)
 
     def open_seats(self, seats: Seats, *, pages: int | None) -> Seats | None:
         """Those of the workers that have room; None if no choice is left. pages: that the decode worker should have available;

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from router.fleet.placement import Pair, Seats, seats_among
+from router.fleet.placement import Pair
 from router.fleet.policies import Placer
-from router.fleet.workers import Worker
+from router.fleet.roster import Roster
 from router.queueing.room import RoomRule
 from router.queueing.waiter import Waiter
 
@@ -27,10 +27,10 @@ class Turn(NamedTuple):
     bypassed: tuple[Waiter, ...]
 
 
-def next_turn(leading: Sequence[Waiter], workers: Sequence[Worker], *, rule: RoomRule, placer: Placer) -> Turn | None:
-    """leading: the first of the line, in order. workers: the placeable ones, in order of id."""
-    is_prefill_open = any(rule.takes_prompt(worker) for worker in workers if worker.computes_prompts)
-    if not leading or not (is_prefill_open or any(worker.profile.local_prefill_tokens for worker in workers)):
+def next_turn(leading: Sequence[Waiter], roster: Roster, *, rule: RoomRule, placer: Placer) -> Turn | None:
+    """leading: the first of the line, in order."""
+    is_prefill_open = any(rule.takes_prompt(worker) for worker in roster.computing)
+    if not leading or not (is_prefill_open or roster.has_local):
         return None
     passed: list[Waiter] = []
     spare: Turn | None = None
@@ -40,21 +40,22 @@ def next_turn(leading: Sequence[Waiter], workers: Sequence[Worker], *, rule: Roo
         if hopeless is not None and is_patient and _asks_no_less(waiter, hopeless):
             passed.append(waiter)
             continue
-        if (seats := seats_among(workers, ask)) is None:
+        if (seats := roster.seats(ask)) is None:
             continue  # It waits for a worker to come, which is no room it could be robbed of.
         pages = waiter.pages if is_patient else None
         if (local := placer.local(seats, ask, pages=pages)) is not None:
             return Turn(waiter, local, tuple(passed))
         if not is_prefill_open:
             continue  # Whoever goes before it from here on takes no prefill worker from it.
+        waits_for_home = placer.has_homes and is_patient
+        if waits_for_home and rule.has_room(pair := placer.choose(seats, ask), pages=pages):
+            return Turn(waiter, pair, tuple(passed))
         if (open_seats := rule.open_seats(seats, pages=pages)) is None:
             hopeless = waiter if is_patient and not ask.avoid else hopeless
             passed.append(waiter)
             continue
-        if not placer.has_homes or not is_patient or open_seats == seats:
+        if not waits_for_home:
             return Turn(waiter, placer.choose(open_seats, ask), tuple(passed))
-        if _is_open(pair := placer.choose(seats, ask), open_seats):
-            return Turn(waiter, pair, tuple(passed))
         # Nobody idles for a preference: whoever came first takes the room that nobody prefers.
         spare = spare or Turn(waiter, placer.choose(open_seats, ask), tuple(passed))
         passed.append(waiter)
@@ -65,9 +66,3 @@ def _asks_no_less(waiter: Waiter, hopeless: Waiter) -> bool:
     """So there is no room for it either."""
     mine, other = waiter.ask, hopeless.ask
     return mine.needs_decode is other.needs_decode and mine.pages >= other.pages and waiter.pages >= hopeless.pages
-
-
-def _is_open(pair: Pair, seats: Seats) -> bool:
-    if pair.prefill not in seats.firsts:
-        return False
-    return pair.decode is None or pair.is_alone or pair.decode in seats.decodes

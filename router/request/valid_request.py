@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from common.core import SamplingParams
@@ -28,6 +28,12 @@ class Limits:
     vocab_size: int
     max_context: int
     prompt_cap: int | None = None
+
+    def within(self, max_context: int | None) -> Limits:
+        """The same with no more context than that; None: whatever there is."""
+        if max_context is None or max_context >= self.max_context:
+            return self
+        return replace(self, max_context=max_context)
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from router.fleet.local_prefill import LocalPrefill
-from router.fleet.placement import Ask, Pair, placeable, seats_for
+from router.fleet.placement import Ask, Pair, seats_for
 from router.fleet.policies import Placer
 from router.fleet.prompt_blocks import PromptBlocks
+from router.fleet.roster import Roster
 from router.fleet.workers import Worker
 from router.queueing.room import RoomRule
 from router.queueing.turns import next_turn
@@ -90,14 +91,14 @@ def test_a_short_one_goes_by_those_that_wait_for_a_prefill_worker_and_takes_none
     workers = [worker("p", "prefill", queued_tokens=BUSY), offering("d")]
     placer = Placer("round_robin", seed=1, local=LocalPrefill(queue_tokens=BUSY))
     long, short = waiter(5000, ask=ask_of(5000))[0], waiter(9, ask=ask_of(9))[0]
-    found = next_turn([long, short], placeable(workers), rule=RoomRule(BUSY), placer=placer)
+    found = next_turn([long, short], Roster(workers), rule=RoomRule(BUSY), placer=placer)
     assert found is not None and (found.waiter, found.bypassed) == (short, ())
     assert (found.pair.prefill.id, found.pair.decode and found.pair.decode.id) == ("d", "d")
     workers[1].tokens.begin(256)
-    assert next_turn([long, short], placeable(workers), rule=RoomRule(BUSY), placer=placer) is None
+    assert next_turn([long, short], Roster(workers), rule=RoomRule(BUSY), placer=placer) is None
 
 
 def test_without_the_rule_nothing_is_computed_there() -> None:
     workers = [worker("p", "prefill", queued_tokens=BUSY), offering("d")]
     short, _ = waiter(9, ask=ask_of(9))
-    assert next_turn([short], placeable(workers), rule=RoomRule(BUSY), placer=Placer("least_load", seed=1)) is None
+    assert next_turn([short], Roster(workers), rule=RoomRule(BUSY), placer=Placer("least_load", seed=1)) is None

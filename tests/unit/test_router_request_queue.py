@@ -11,8 +11,9 @@ import pytest
 
 from common.errors import ResourceExhausted, Unavailable
 from common.work import WorkerLoad
-from router.fleet.placement import Ask, seats_for
+from router.fleet.placement import Ask
 from router.fleet.policies import Placer
+from router.fleet.roster import Roster
 from router.fleet.workers import Worker
 from router.queueing.request_queue import LOOKAHEAD, RequestQueue
 from router.queueing.room import RoomRule
@@ -35,7 +36,7 @@ class Workers:
 
     def __init__(self, *workers: Worker) -> None:
         self.live = list(workers)
-        self.registry = self.circuits = self
+        self.registry = self
         self.placer = Placer("least_load", seed=1)
         self._changed = asyncio.Event()
         self.given_up = asyncio.Event()
@@ -49,11 +50,11 @@ class Workers:
         self._listener.changed()
 
     @property
-    def willing(self) -> list[Worker]:
-        return self.live
+    def roster(self) -> Roster:
+        return Roster(self.live)
 
     async def until_placeable(self, ask: Ask, *, is_begun: bool = False) -> None:
-        while seats_for(self.live, ask) is None:
+        while self.roster.seats(ask) is None:
             waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self.given_up)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.fleet.estimate import Part
-from router.fleet.placement import Ask, placeable
+from router.fleet.placement import Ask
 from router.fleet.policies import Placer
 from router.fleet.prompt_blocks import PromptBlocks
+from router.fleet.roster import Roster
 from router.fleet.workers import Worker
 from router.queueing.line import Line
 from router.queueing.room import RoomRule
@@ -28,7 +29,7 @@ RULE = RoomRule(100)
 
 
 def turn(waiters: list[Waiter], workers: list[Worker], *, policy: Any = "least_load", rule: RoomRule = RULE) -> Turn | None:
-    found = next_turn(waiters, placeable(workers), rule=rule, placer=Placer(policy, seed=1))
+    found = next_turn(waiters, Roster(workers), rule=rule, placer=Placer(policy, seed=1))
     for other in found.bypassed if found is not None else ():
         other.bypassed += 1
     return found
@@ -160,7 +161,7 @@ def test_everybody_goes_in_the_end_and_nobody_is_bypassed_more_often_than_allowe
     for session, pages in wants:
         line.add(waiter(pages=pages, pool=40, ask=Ask(40, session=str(session)))[0])
     while line:
-        found = next_turn(line.leading(16), placeable(workers), rule=RULE, placer=placer)
+        found = next_turn(line.leading(16), Roster(workers), rule=RULE, placer=placer)
         if found is None:
             assert held, "nobody runs and nobody may go"
             held.pop(0).end()

@@ -8,7 +8,8 @@ Loads", SODA 2018), so that one popular key does not sink its worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 
 BALANCE = 1.25
@@ -17,7 +18,12 @@ BALANCE = 1.25
 
 def weight(key: bytes, worker_id: str) -> int:
     """64 bits, the same in every process."""
-    return int.from_bytes(blake2b(key, key=blake2b(worker_id.encode(), digest_size=16).digest(), digest_size=8).digest())
+    return int.from_bytes(blake2b(key, key=_digest(worker_id), digest_size=8).digest())
+
+
+@lru_cache(maxsize=4096)  # For each request every worker's is needed.
+def _digest(worker_id: str) -> bytes:
+    return blake2b(worker_id.encode(), digest_size=16).digest()
 
 
 def bound(loads: Mapping[str, float], *, added: float, floor: float) -> float:
@@ -26,10 +32,10 @@ def bound(loads: Mapping[str, float], *, added: float, floor: float) -> float:
     return max(floor, BALANCE * (sum(loads.values()) + added) / len(loads))
 
 
-def within(loads: Mapping[str, float], *, added: float, floor: float) -> list[str]:
+def within(loads: Mapping[str, float], *, added: float, floor: float) -> set[str]:
     """Ids of the workers that may be given more."""
     most = bound(loads, added=added, floor=floor)
-    return [worker_id for worker_id, load in loads.items() if load <= most]
+    return {worker_id for worker_id, load in loads.items() if load <= most}
 
 
 def home_of(key: bytes, loads: Mapping[str, float], *, added: float, floor: float) -> str:
@@ -37,5 +43,5 @@ def home_of(key: bytes, loads: Mapping[str, float], *, added: float, floor: floa
     return heaviest(key, within(loads, added=added, floor=floor))
 
 
-def heaviest(key: bytes, worker_ids: list[str]) -> str:
+def heaviest(key: bytes, worker_ids: Iterable[str]) -> str:
     return max(worker_ids, key=lambda worker_id: (weight(key, worker_id), worker_id))
