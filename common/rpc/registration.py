@@ -27,8 +27,8 @@ from common.worker_wire import load_to_pb, profile_to_pb
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=2)
 PATIENCE = timedelta(seconds=5)
-"""How long a router may leave pings unanswered before its connection is made anew. More than a worker gets, for coming anew makes
-the router move whatever runs here."""
+"""How long a router may leave pings unanswered before its connection is made anew. More than a worker gets: until it has come
+anew the router gives it nothing."""
 GOODBYE_SECONDS = 1.0
 """How long routers have to take a goodbye."""
 # Between two reports, however often changed() is called.

@@ -50,27 +50,29 @@ class Fleet:
         self._connect = connect
         self._sessions: dict[Worker, Session] = {}
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._farewells: dict[Worker, asyncio.TimerHandle] = {}
+        """When the session of one that has left is to have ended."""
         self._changed = asyncio.Event()
         self._roster: Roster | None = None
         self._capacity: Capacity | None = None
         registry.listen(self)
 
     def joined(self, worker: Worker) -> None:
+        if worker in self._sessions:  # It stands.
+            self._farewells.pop(worker).cancel()
+            return
         channel = self._connect(worker.profile.address, silence=self._peer_silence)
         session = Session(worker, channel=channel, epoch=self._epoch, receiver=self._receiver, on_change=self.registry.notify)
         self._sessions[worker] = session
-        self._tasks[worker] = asyncio.create_task(session.run(), name=f"session with {worker}")
+        self._tasks[worker] = task = asyncio.create_task(session.run(), name=f"session with {worker}")
+        task.add_done_callback(lambda _: self._forget(worker))
 
     def left(self, worker: Worker, *, with_last_words: bool) -> None:
-        # The task itself tells the receiver that everything there is gone, and goes when its channel is closed.
-        task = self._tasks[worker]
         if with_last_words and worker.has_session:
-            timer = asyncio.get_running_loop().call_later(LAST_WORDS.total_seconds(), task.cancel)
-            task.add_done_callback(lambda _: timer.cancel())
+            loop = asyncio.get_running_loop()
+            self._farewells[worker] = loop.call_later(LAST_WORDS.total_seconds(), self._end_session, worker)
         else:
-            task.cancel()
-        task.add_done_callback(lambda _: self._forget(worker))
-        self.placer.left(worker.id)
+            self._end_session(worker)
 
     def changed(self) -> None:
         self._roster = self._capacity = None
@@ -161,5 +163,14 @@ class Fleet:
             return f"the circuit of {refusing[0]} is {refusing[0].breaker.circuit}: {refusing[0].breaker.last_fault}"
         return f"no worker that takes work has a pool of {ask.pages} pages"
 
+    def _end_session(self, worker: Worker) -> None:
+        worker.has_session = False  # From now on: who registers again is given a new one.
+        # The task itself tells the receiver that everything there is gone, and goes when its channel is closed.
+        self._tasks[worker].cancel()
+
     def _forget(self, worker: Worker) -> None:
         del self._sessions[worker], self._tasks[worker]
+        if (farewell := self._farewells.pop(worker, None)) is not None:
+            farewell.cancel()
+        if not any(other.id == worker.id for other in self._sessions):
+            self.placer.left(worker.id)

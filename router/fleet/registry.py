@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 class RegistryListener(Protocol):
     """Told of every change, in the event loop; must not block."""
 
-    def joined(self, worker: Worker) -> None: ...
+    def joined(self, worker: Worker) -> None:
+        """New, or one that had left with last words and has registered again before its session ended."""
 
     def left(self, worker: Worker, *, with_last_words: bool) -> None:
         """with_last_words: what it has sent before it went may still be under way."""
@@ -74,7 +75,8 @@ class Registry:
         self._listeners.append(listener)
 
     def join(self, profile: WorkerProfile) -> Worker:
-        """Registers a worker; a live one at the same address, or with the same id, is its former self and is lost.
+        """Registers a worker; a live one at the same address, or with the same id, is its former self and is lost. A process
+        whose session has outlasted its registration is the Worker that it was, and what runs there goes on.
 
         Raises InvalidRequest for a malformed profile, Incompatible naming both values, FailedPrecondition for a worker whose
         address has been taken over by a successor.
@@ -87,6 +89,8 @@ class Registry:
             self._refusals[profile.address] = Refusal(profile.role, str(error), self._clock())
             raise
         self._refusals.pop(profile.address, None)
+        if (same := self._still_in_session(profile)) is not None:
+            return self._resume(same)
         now = self._clock()
         worker = Worker(profile, joined_at=now, reported_at=now)
         self._inherit(worker)
@@ -190,6 +194,24 @@ class Registry:
                 worker.profile.compatibility.check(theirs, our_name=str(worker), their_name=name)
         if (successor := self._replaced.get((profile.worker_id, profile.address))) is not None:
             raise FailedPrecondition(f"{successor} has taken over from {name}")
+
+    def _still_in_session(self, profile: WorkerProfile) -> Worker | None:
+        """The process with this profile, if only its registration stream has broken: whether we have noticed or not."""
+        for worker in [*self._live.values(), *self._lost]:
+            is_same = worker.profile == profile and worker.departure in (None, Departure.BROKEN)
+            if is_same and worker.has_session and self._predecessors(profile) in ([], [worker]):
+                return worker
+        return None
+
+    def _resume(self, worker: Worker) -> Worker:
+        log.info("%s has registered again; its session stood", worker)
+        worker.reported_at = self._clock()
+        if worker.lost_at is not None:
+            worker.lost_at, worker.lost_because, worker.departure = None, "", None
+            self._lost.remove(worker)
+            self._live[worker.id] = worker
+            self._tell(lambda listener: listener.joined(worker))
+        return worker
 
     def _inherit(self, worker: Worker) -> None:
         """A process that comes back has the circuit it had."""

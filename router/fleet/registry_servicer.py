@@ -50,21 +50,29 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         worker = self._registry.join(profile)
         directives = self._directives[worker] = Directives()
         directives.post(registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=self._epoch)))
-        sides = [asyncio.create_task(self._follow(worker, context)), asyncio.create_task(directives.run(context.write))]
+        sides = [
+            asyncio.create_task(self._follow(worker, directives, context)),
+            asyncio.create_task(directives.run(context.write)),
+        ]
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
             for side in sides:
                 if side.done():
                     side.result()
         except Unavailable as error:
-            self._registry.leave(worker, str(error), Departure.SILENT)
+            self._leave(worker, directives, str(error), Departure.SILENT)
             raise
         finally:
-            del self._directives[worker]
-            self._registry.leave(worker, *self._end)
+            self._leave(worker, directives, *self._end)
             for side in sides:
                 side.cancel()
             await asyncio.gather(*sides, return_exceptions=True)
+
+    def _leave(self, worker: Worker, directives: Directives, reason: str, departure: Departure) -> None:
+        """Unless it has registered again meanwhile, on another stream. Idempotent."""
+        if self._directives.get(worker) is directives:
+            del self._directives[worker]
+            self._registry.leave(worker, reason, departure)
 
     async def Announce(self, request: registry_pb2.AnnounceRequest, context: Context) -> None:
         try:
@@ -104,11 +112,11 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         except ValueError as error:
             raise InvalidRequest("profile", str(error), first.profile.worker_id) from None
 
-    async def _follow(self, worker: Worker, context: Context) -> None:
+    async def _follow(self, worker: Worker, directives: Directives, context: Context) -> None:
         while (status := await self._read(context)) is not None:
-            if worker.lost_at is not None:
+            if worker.lost_at is not None or self._directives.get(worker) is not directives:
                 # Else a worker whose place another took for a moment would report to nobody for ever.
-                raise Aborted(f"this registration is over: {worker.lost_because}")
+                raise Aborted(f"this registration is over: {worker.lost_because or 'a newer one has begun'}")
             match status.WhichOneof("message"):
                 case "load":
                     self._registry.report(worker, load_from_pb(status.load))

@@ -223,6 +223,33 @@ async def test_a_session_that_breaks_is_opened_again_while_the_worker_stays_regi
         await first_event(call, "finished")
 
 
+async def test_a_registration_that_breaks_and_comes_again_keeps_the_session_and_what_runs_there(tiny: Path) -> None:
+    async with RouterStand(tiny) as stand:
+        await stand.client.generate(PROMPT, sampling={"max_tokens": 3})
+        for worker in stand.workers:
+            (known,) = [each for each in stand.router.registry.live if each.id == worker.worker_id]
+            for _ in range(2):
+                await worker.unregister()
+                await eventually(lambda: known.lost_at is not None, within=3)  # noqa: B023
+                worker.register()
+                await eventually(lambda: known.is_placeable, within=3)  # noqa: B023
+            assert worker.sessions_opened == 1
+        assert len((await stand.client.generate(PROMPT, sampling={"max_tokens": 3})).ids) == 3
+
+
+async def test_a_session_ends_a_while_after_a_registration_that_does_not_come_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.fleet.fleet.LAST_WORDS", timedelta(seconds=0.3))
+    async with RouterStand(tiny) as stand:
+        worker = stand.decode[0]
+        await worker.unregister()
+        await eventually(lambda: not worker._sessions, within=3)
+        worker.register()
+        await eventually(lambda: worker.sessions_opened == 2, within=3)
+        assert len((await stand.client.generate(PROMPT, sampling={"max_tokens": 3})).ids) == 3
+
+
 async def _equal(states: Any, expected: dict[str, str]) -> bool:
     found = await states
     assert found == expected, found

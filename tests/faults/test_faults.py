@@ -17,6 +17,7 @@ from tests.helpers.client import Client, first_event
 from tests.helpers.cluster import Cluster, Process, free_port
 from tests.helpers.eventually import eventually
 from tests.helpers.load import Load, Stream, counted
+from tests.helpers.relay import Relay
 from tests.helpers.relayed import CutOff
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
@@ -219,6 +220,28 @@ async def test_flt_01_a_prefill_worker_started_again_at_its_address_is_used_at_o
     assert not load.failed
     four.prefill.remove(second)
     assert await asyncio.to_thread(second.stop) == 0
+
+
+async def test_a_registration_that_breaks_alone_moves_nothing(counting_model: Path, tmp_path: Path) -> None:
+    """The worker registers again, over and over, while its session stands."""
+    with Cluster(tmp_path, counting_model, prefill=0, decode=0, worker_args=COUNTING) as cluster:
+        async with Relay(cluster.address) as registrations, cluster.client() as client:
+            for role in ROLES:
+                cluster.start_worker(role, router=registrations.address)
+            await eventually(lambda: states_are(client, ["ready", "ready"]), within=40)
+            ids = set(await client.workers())
+            streams = [Stream(client, i, tokens=900) for i in range(4)]
+            for stream in streams:
+                await stream.reaches(10)
+            for times in (1, 2, 3):
+                registrations.cut()
+                again = "has registered again; its session stood"
+                await eventually(lambda: cluster.router.output.count(again) >= 2 * times, within=20)  # noqa: B023
+            for stream in streams:
+                await stream.end()
+            assert [stream.attempts for stream in streams] == [1] * 4
+            assert set(await client.workers()) == ids
+            await cluster.assert_idle(client)
 
 
 async def test_flt_13_an_address_that_drops_packets_holds_up_nobody(four: Cluster, client: Client) -> None:

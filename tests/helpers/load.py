@@ -91,6 +91,8 @@ class Stream:
         """context: tokens of the prompt in front of start."""
         self.expected = counted(start, tokens)
         self.ids: list[int] = []
+        self.attempts = 0
+        """Once it has ended well."""
         self._call = client.call(
             [(start + i) % 250 for i in range(context)] + [start], sampling={"max_tokens": tokens}, timeout=60
         )
@@ -101,6 +103,7 @@ class Stream:
             self.ids += event.delta.token_ids
             if event.HasField("finished"):
                 assert event.finished.usage.completion_tokens == len(self.expected)
+                self.attempts = event.finished.timing.attempts
 
     async def reaches(self, tokens: int) -> None:
         await eventually(lambda: len(self.ids) >= tokens or self._task.done(), within=20, every=0.005)

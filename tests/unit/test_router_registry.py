@@ -129,3 +129,30 @@ def test_refusals_are_remembered_for_a_bounded_number_of_addresses(registry: Reg
             registry.join(profile("x", port=port, fingerprint="other"))
     assert len(registry._refusals) == 256
     assert "fingerprint" in registry.why_none("prefill")
+
+
+def test_a_worker_whose_session_stands_when_it_registers_again_is_the_same_one(registry: Registry) -> None:
+    worker = registry.join(profile("d"))
+    worker.has_session = True
+    registry.leave(worker, "its registration stream ended", Departure.BROKEN)
+    assert registry.live == [] and not worker.is_placeable
+
+    assert registry.join(profile("d")) is worker, "we had noticed"
+    assert registry.live == [worker] and registry.recently_lost == [] and worker.is_placeable
+    assert registry.join(profile("d")) is worker, "we had not"
+
+
+@pytest.mark.parametrize("departure", [Departure.SILENT, Departure.IN_ORDER, Departure.REPLACED])
+def test_a_worker_that_was_given_up_is_a_new_one_when_it_registers_again(registry: Registry, departure: Departure) -> None:
+    worker = registry.join(profile("d"))
+    worker.has_session = True
+    registry.leave(worker, "gone", departure)
+    assert registry.join(profile("d")) is not worker
+
+
+def test_a_worker_whose_address_another_has_got_is_not_resumed(registry: Registry) -> None:
+    worker = registry.join(profile("d"))
+    worker.has_session = True
+    registry.leave(worker, "its registration stream ended", Departure.BROKEN)
+    registry.join(replace(profile("other"), address=worker.profile.address))
+    assert registry.join(profile("d")) is not worker
