@@ -112,6 +112,13 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Inquire:
+    """A router asks whether an attempt goes on here without its prefill worker. Answered by the event Holding."""
+
+    key: WorkKey
+
+
+@dataclass(frozen=True)
 class StorePage:
     """All bytes of one of a ticket's pages are in this slot of shared memory: put them into the pool. Answered by SlotFree. Sent
     before what relies on it: Commit, and Drained."""
@@ -169,6 +176,7 @@ Command = (
     | CommitAhead
     | Release
     | Cancel
+    | Inquire
     | StorePage
     | Drained
     | SenderGone

@@ -33,7 +33,7 @@ from common.work_key import WorkKey
 from decode_worker import commands
 from decode_worker.decoding import Decoding
 from decode_worker.description import DecodeDescription
-from decode_worker.events import HandedOver, SlotFree, StateCounts, Stats
+from decode_worker.events import HandedOver, Holding, SlotFree, StateCounts, Stats
 from decode_worker.local_prefill import LocalPrefill, PromptLimits
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.tickets import NewName, Tickets, random_name
@@ -149,6 +149,8 @@ class DecodeCore:
                 return self._tickets.release(command, now=now)
             case commands.Cancel():
                 return self._cancel(command.key, now)
+            case commands.Inquire():
+                return self._emit(Holding(command.key, is_committed=self._decoding.of_key(command.key) is not None))
             case commands.StorePage():
                 return self._store_page(command)
             case commands.Drained():

@@ -74,6 +74,14 @@ class Retracted:
 
 
 @dataclass(frozen=True)
+class Holding:
+    """Answers Inquire. is_committed: it waits for a place in the batch, or runs."""
+
+    key: WorkKey
+    is_committed: bool
+
+
+@dataclass(frozen=True)
 class Failed:
     """The attempt ended here without its router or its prefill worker having asked for it."""
 

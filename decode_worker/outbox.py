@@ -7,9 +7,10 @@ from collections import deque
 
 from common.errors import ResourceExhausted
 from common.work import TokenOut
-from decode_worker.events import Failed, PrefillStarted, Retracted
+from decode_worker.events import Failed, Holding, PrefillStarted, Retracted
 
-Message = list[TokenOut] | PrefillStarted | Retracted | Failed
+News = PrefillStarted | Retracted | Holding | Failed
+Message = list[TokenOut] | News
 
 MAX_PENDING = 65_536
 """Tokens and other messages: some seconds of a full batch."""
@@ -39,7 +40,7 @@ class Outbox:
         else:
             self._messages.append(list(tokens))
 
-    def put(self, message: PrefillStarted | Retracted | Failed) -> None:
+    def put(self, message: News) -> None:
         """Raises ResourceExhausted, and takes nothing, if that would be more than max_pending."""
         self._reserve(1)
         self._messages.append(message)

@@ -22,8 +22,9 @@ from common.work_key import WorkKey
 from common.worker_wire import compatibility_from_pb
 from decode_worker import commands
 from decode_worker.commit_wire import commit_from_pb
-from decode_worker.events import Failed, PrefillStarted, Retracted
+from decode_worker.events import Failed, Holding, PrefillStarted, Retracted
 from decode_worker.outbox import Message
+from decode_worker.sessions import Order
 from decode_worker.worker import DecodeWorker
 
 HELLO_SECONDS: Final = 10.0
@@ -52,7 +53,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def _orders(
         self, requests: AsyncIterator[decode_pb2.DecodeSessionRequest], router_epoch: int, *, refuse: Callable[[Failed], None]
-    ) -> AsyncIterator[commands.Cancel | commands.Prefill]:
+    ) -> AsyncIterator[Order]:
         """refuse: tells the router of a request that breaks its own rules."""
         async for request in requests:
             match request.WhichOneof("message"):
@@ -65,8 +66,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                         key = WorkKey(router_epoch, request.prefill.req.key.uid, request.prefill.req.key.attempt)
                         for offset in completions_of(request.prefill.req):
                             refuse(Failed(WorkFailure.of(key.for_completion(offset), error, retryable=False)))
+                case "inquire":
+                    yield commands.Inquire(WorkKey(router_epoch, request.inquire.uid, request.inquire.attempt))
                 case other:
-                    raise InvalidRequest("message", "must be cancel or prefill once the session is open", other)
+                    raise InvalidRequest("message", "must be cancel, prefill or inquire once the session is open", other)
 
     async def Pair(self, request: decode_pb2.PairRequest, context: Context) -> decode_pb2.PairResponse:
         worker = self._worker.ready
@@ -158,6 +161,10 @@ def _response(message: Message) -> decode_pb2.DecodeSessionResponse:
     match message:
         case Retracted(key=key):
             return decode_pb2.DecodeSessionResponse(retracted=decode_pb2.Retracted(uid=key.uid, attempt=key.attempt))
+        case Holding(key=key, is_committed=committed):
+            return decode_pb2.DecodeSessionResponse(
+                holding=decode_pb2.Holding(uid=key.uid, attempt=key.attempt, committed=committed)
+            )
         case PrefillStarted(key=key, cached_tokens=cached):
             started = prefill_pb2.PrefillStarted(uid=key.uid, attempt=key.attempt, cached_tokens=cached)
             return decode_pb2.DecodeSessionResponse(started=started)

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from common.errors import Aborted, PdserveError
-from decode_worker.commands import Cancel, Prefill, SessionClosed, SessionOpened
-from decode_worker.events import Failed, PrefillStarted, Retracted, StepTokens
-from decode_worker.outbox import MAX_PENDING, Message, Outbox
+from decode_worker.commands import Cancel, Inquire, Prefill, SessionClosed, SessionOpened
+from decode_worker.events import Failed, Holding, PrefillStarted, Retracted, StepTokens
+from decode_worker.outbox import MAX_PENDING, Message, News, Outbox
 
-Order = Cancel | Prefill
+Order = Cancel | Prefill | Inquire
 Post = Callable[[SessionOpened | SessionClosed | Order], None]
 
 
@@ -76,13 +76,13 @@ class Sessions:
         finally:
             self._close(session, Aborted("the session is over"))
 
-    def deliver(self, event: StepTokens | PrefillStarted | Retracted | Failed) -> None:
+    def deliver(self, event: StepTokens | News) -> None:
         """Puts an event into its router's outbox; without a session it has no addressee. A router that does not read loses its
         session (CAP-05)."""
         match event:
             case StepTokens():
                 router_epoch = event.router_epoch
-            case Retracted() | PrefillStarted():
+            case Retracted() | PrefillStarted() | Holding():
                 router_epoch = event.key.router_epoch
             case Failed():
                 router_epoch = event.failure.key.router_epoch

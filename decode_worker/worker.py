@@ -27,7 +27,7 @@ from decode_worker.commit_wire import commit_ahead_from_bytes
 from decode_worker.description import DecodeDescription
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.pairs import Pairs
-from decode_worker.sessions import Sessions
+from decode_worker.sessions import Order, Sessions
 from decode_worker.ticket_names import TicketNames
 from decode_worker.traces import Traces
 
@@ -162,7 +162,7 @@ class DecodeWorker:
         self.traces.released(command.ticket)
         await self._engine.call(command)
 
-    def post(self, command: commands.SessionOpened | commands.SessionClosed | commands.Cancel | commands.Prefill) -> None:
+    def post(self, command: commands.SessionOpened | commands.SessionClosed | Order) -> None:
         self.traces.asked(command)
         self._engine.post(command)
 
@@ -233,7 +233,7 @@ class DecodeWorker:
         self.metrics.take(event, draining=self._draining)
         self.traces.told(event)
         match event:
-            case events.StepTokens() | events.PrefillStarted() | events.Retracted() | events.Failed():
+            case events.StepTokens() | events.PrefillStarted() | events.Retracted() | events.Holding() | events.Failed():
                 self.sessions.deliver(event)
             case events.TicketOpened():
                 self.receiver.open(event.ticket, event.page_ids)

@@ -17,6 +17,7 @@ from router.completion import Completion, Stage
 from router.dispatch import Dispatch
 from router.fleet.fleet import Fleet
 from router.fleet.placement import Pair
+from router.inquiries import Inquiries
 from router.metrics import RouterMetrics
 from router.places import Places
 from router.queueing.request_queue import RequestQueue
@@ -52,6 +53,7 @@ class Attempts:
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._on_error = on_error
+        self._inquiries = Inquiries(fleet, on_lost=self._sender_lost)
         self._places = Places(work, queue, on_turn=self._submit_all, on_error=on_error)
         self.pair: Pair | None = None
         self.cached_tokens = 0
@@ -76,6 +78,22 @@ class Attempts:
             self._fleet.circuits.succeeded(completion.attempt.pair)
             if completion.handed_off_at is None:
                 completion.handed_off_at = now
+
+    def sender_lost(self, completion: Completion, error: PdserveError) -> None:
+        self._inquiries.begin(completion, error)
+
+    def answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
+        if completion.stage is not Stage.PREFILL:
+            return  # Its tokens came first.
+        if is_committed:
+            log.info("attempt %d goes on: its decode worker has it all", completion.attempt_number, extra=completion.extra)
+            self.handed_off(completion, now)
+        else:
+            self._inquiries.fail(completion)
+
+    def _sender_lost(self, completion: Completion, error: PdserveError) -> None:
+        assert completion.attempt is not None
+        self.failed(completion, error, retryable=True, blame=frozenset({completion.attempt.pair.prefill.id}))
 
     def retracted(self, completion: Completion) -> None:
         self._metrics.retracted()
@@ -132,6 +150,7 @@ class Attempts:
     def close(self) -> None:
         """Cancels whatever is under way. Synchronous, so that a cancelled call cannot cut it short (CAN-11). Idempotent."""
         self._places.close()
+        self._inquiries.close()
         for completion in self._completions:
             self._cancel(completion)
 

@@ -23,6 +23,12 @@ class WorkEvents(Protocol):
     def handed_off(self, completion: Completion, now: float) -> None:
         """The decode worker has it. May be told more than once."""
 
+    def sender_lost(self, completion: Completion, error: PdserveError) -> None:
+        """Its prefill worker is gone before the hand-off was told; its decode worker may have it."""
+
+    def answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
+        """By the decode worker that was asked after it."""
+
     def retracted(self, completion: Completion) -> None:
         """By a decode worker that has no page for it."""
 
@@ -66,6 +72,9 @@ class Dispatch:
                         completion.deliver(token, now)
             case "started":
                 self._started(message.started)
+            case "holding":
+                if (entry := self._find(message.holding)) is not None:
+                    entry[1].answered(entry[0], is_committed=message.holding.committed, now=time.monotonic())
             case "retracted":
                 if (entry := self._find(message.retracted)) is not None:
                     entry[1].retracted(entry[0])
@@ -115,15 +124,23 @@ class Dispatch:
 
     def session_ended(self, worker: Worker, error: PdserveError) -> None:
         for completion, events in list(self._live.values()):
-            if completion.attempt is None or not completion.attempt.is_on(worker, completion.stage):
+            if (attempt := completion.attempt) is None or not attempt.is_on(worker, completion.stage):
                 continue
             if isinstance(error, Leaving):
                 events.handed_back(completion, str(error))
+            elif completion.stage is Stage.PREFILL and attempt.pair.decode not in (None, worker):
+                events.sender_lost(completion, error)
             else:
                 events.failed(completion, error, retryable=True, blame=frozenset({worker.id}))
 
     def _find(
-        self, about: work_pb2.Token | work_pb2.Failure | prefill_pb2.PrefillStarted | prefill_pb2.HandedOff | decode_pb2.Retracted
+        self,
+        about: work_pb2.Token
+        | work_pb2.Failure
+        | prefill_pb2.PrefillStarted
+        | prefill_pb2.HandedOff
+        | decode_pb2.Retracted
+        | decode_pb2.Holding,
     ) -> tuple[Completion, WorkEvents] | None:
         entry = self._live.get(about.uid)
         return entry if entry is not None and entry[0].attempt_number == about.attempt else None

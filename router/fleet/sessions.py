@@ -79,6 +79,10 @@ class Session:
         """Dropped without a session: the worker cancels everything of it when it ends."""
         self._send(self._request(cancel=prefill_pb2.CancelWork(uid=uid, attempt=attempt)))
 
+    def inquire(self, uid: int, attempt: int) -> None:
+        """Of a decode worker. Dropped without a session: then session_ended tells about the attempt."""
+        self._send(decode_pb2.DecodeSessionRequest(inquire=decode_pb2.Inquire(uid=uid, attempt=attempt)))
+
     async def flush_prefix_cache(self, *, timeout: float) -> int:
         """Pages the worker freed. Raises what the call failed with, naming the worker."""
         try:

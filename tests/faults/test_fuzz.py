@@ -111,6 +111,7 @@ def honest_messages(model: Path) -> tuple[Message, ...]:
         decode_pb2.DecodeSessionRequest(hello=hello),
         decode_pb2.DecodeSessionRequest(cancel=prefill_pb2.CancelWork(uid=1, attempt=1)),
         decode_pb2.DecodeSessionRequest(prefill=decode_pb2.Prefill(req=req)),
+        decode_pb2.DecodeSessionRequest(inquire=decode_pb2.Inquire(uid=1, attempt=1)),
         decode_pb2.PairRequest(prefill_worker="stranger", compatibility=ours),
         decode_pb2.ReserveRequest(req=req, transport="grpc"),
         decode_pb2.CommitRequest(first_tokens=[work_pb2.Token(uid=1, attempt=1, token_id=5)], pages_sent=3),

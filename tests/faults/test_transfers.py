@@ -10,14 +10,17 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.faults.conftest import COUNTING
 from tests.helpers import reference
 from tests.helpers.client import Client
 from tests.helpers.cluster import Cluster, free_port
 from tests.helpers.eventually import eventually
 from tests.helpers.grpc_proxy import GrpcProxy
+from tests.helpers.load import Stream
 from tests.helpers.prompts import prompt
 from tests.helpers.relay import connections_of
 from tests.helpers.relayed import RelayedWorker
+from tests.helpers.scrape import Scrape
 
 pytestmark = pytest.mark.faults
 
@@ -125,3 +128,27 @@ async def is_right(client: Client, model: Path, seed: int, *, timeout: float) ->
         return False
     assert answer.ids == reference.greedy(model, ids, 4)
     return True
+
+
+async def test_what_a_prefill_worker_committed_before_it_was_killed_goes_on_without_it(
+    counting_model: Path, tmp_path: Path
+) -> None:
+    """The only one, so that nobody could begin the request anew. Its word of the hand-off has not reached the router, and the
+    decode worker has no place in its batch yet, so that no token says it either."""
+    metrics = free_port()
+    decode = ["--max-running", "1", "--metrics-port", str(metrics)]
+    with Cluster(tmp_path, counting_model, prefill=0, worker_args=COUNTING, decode_args=decode, is_awaited=False) as cluster:
+        async with RelayedWorker(cluster, "prefill") as near, cluster.client() as client:
+            await asyncio.to_thread(cluster.router.wait_for_line, "router ready on")
+            first = Stream(client, 1, tokens=900)
+            await first.reaches(3)
+            near.relay.is_answering.clear()
+            second = Stream(client, 40, tokens=20, context=30)
+            await eventually(lambda: Scrape(metrics).value("pdserve_requests_by_state", state="committed") == 1, within=20)
+            assert second.ids == [], "the router has not heard of it"
+            cluster.prefill.pop().kill()
+            near.relay.cut()
+            for stream in (first, second):
+                await stream.end()
+                assert stream.attempts == 1
+            await cluster.assert_idle(client)

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from common.address import Address
-from common.rpc.gen.pdserve.v1 import prefill_pb2
+from common.rpc.gen.pdserve.v1 import decode_pb2, prefill_pb2
 from common.rpc.registration import Registration
 from common.rpc.server import bind, make_server
 from common.work import Compatibility, PageCounts, Role, WorkerLoad, WorkerProfile
@@ -102,6 +102,8 @@ class FakeWorker:
             if message.HasField("cancel"):
                 self.cancels.append((message.cancel.uid, message.cancel.attempt))
                 self.cancelled(epoch, message.cancel)
+            elif self.role == "decode" and message.HasField("inquire"):
+                self.inquired(epoch, message.inquire)
             else:
                 self.submitted(message.submit)
         queue.put_nowait(None)
@@ -119,6 +121,9 @@ class FakeWorker:
         raise NotImplementedError
 
     def cancelled(self, epoch: int, cancel: prefill_pb2.CancelWork) -> None:
+        raise NotImplementedError
+
+    def inquired(self, epoch: int, inquire: decode_pb2.Inquire) -> None:
         raise NotImplementedError
 
     def session_closed(self, epoch: int) -> None:

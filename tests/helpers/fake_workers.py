@@ -151,6 +151,10 @@ class FakeDecode(FakeWorker):
     def cancelled(self, epoch: int, cancel: prefill_pb2.CancelWork) -> None:
         self.running.pop((epoch, cancel.uid, cancel.attempt), None)
 
+    def inquired(self, epoch: int, inquire: decode_pb2.Inquire) -> None:
+        committed = (epoch, inquire.uid, inquire.attempt) in self.running
+        self.send(epoch, holding=decode_pb2.Holding(uid=inquire.uid, attempt=inquire.attempt, committed=committed))
+
     def session_closed(self, epoch: int) -> None:
         self.running = {key: value for key, value in self.running.items() if key[0] != epoch}
 

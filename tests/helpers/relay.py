@@ -36,6 +36,9 @@ class Relay:
         """Cleared: nothing passes, and passes once it is set again, as if packets had been dropped and sent anew. New connections
         open and hear nothing."""
         self.is_whole.set()
+        self.is_answering = asyncio.Event()
+        """Cleared: the same, but only of what comes from the target, on every connection."""
+        self.is_answering.set()
         self.delay = 0.0
         """Seconds that bytes take, each way."""
         self.passed_up = 0
@@ -98,6 +101,8 @@ class Relay:
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 if is_concerned:
                     await self.is_whole.wait()
+                if not up:
+                    await self.is_answering.wait()
                 if not data:
                     return
                 self.passed_up += len(data) if up else 0

@@ -444,3 +444,27 @@ def test_handing_back_retracts_what_runs_and_fails_what_is_being_received() -> N
     harness.run()
     assert harness.tokens(WorkKey(EPOCH, 1, 1))[2:] == []
     harness.assert_idle()
+
+
+def test_an_inquiry_is_answered_by_whether_the_request_goes_on_without_its_sender() -> None:
+    harness = Harness()
+    req = make_req(PROMPT, output_len=6)
+
+    def holds() -> bool:
+        harness.new_events()
+        harness.do(commands.Inquire(req.key))
+        (answer,) = (event for event in harness.new_events() if isinstance(event, events.Holding))
+        assert answer.key == req.key
+        return answer.is_committed
+
+    assert not holds(), "never heard of"
+    granted = harness.granted(harness.reserve(req))
+    assert not holds(), "being received"
+    fill(harness.runner.pool, req, granted.page_ids, granted.prefix_len)
+    harness.do(commands.Commit(granted.ticket, first_tokens(req), len(granted.page_ids)))
+    assert holds(), "waits for a place in the batch"
+    harness.step_and_land()
+    assert holds(), "runs"
+    harness.run()
+    assert not holds(), "has ended"
+    harness.assert_idle()

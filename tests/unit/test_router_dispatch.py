@@ -35,6 +35,12 @@ class Record:
     def token_arrived(self, completion: Completion, now: float) -> None:
         self.told.append(("token", completion.token_ids[-1]))
 
+    def sender_lost(self, completion: Completion, error: Any) -> None:
+        self.told.append(("sender lost", str(error)))
+
+    def answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
+        self.told.append(("answered", is_committed))
+
     def retracted(self, completion: Completion) -> None: ...
 
     def handed_back(self, completion: Completion, reason: str) -> None:
@@ -109,4 +115,33 @@ def test_what_a_leaving_worker_gives_back_is_no_failure() -> None:
     dispatch.prefill_message(pair.prefill, prefill_pb2.PrefillSessionResponse(failure=failure))
     dispatch.session_ended(pair.prefill, Leaving("p has left"))
     dispatch.session_ended(pair.prefill, Unavailable("p has died"))
-    assert record.told == [("handed back", "p is leaving"), *2 * [("handed back", "p has left")], *2 * [("failed", "p has died")]]
+    assert record.told == [
+        ("handed back", "p is leaving"),
+        *2 * [("handed back", "p has left")],
+        *2 * [("sender lost", "p has died")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "who", "told"),
+    [
+        (Stage.PREFILL, "prefill", [("sender lost", "gone")] * 2),
+        (Stage.PREFILL, "decode", [("failed", "gone")] * 2),
+        (Stage.DECODE, "prefill", [("sender lost", "gone")]),
+        (Stage.DECODE, "decode", [("failed", "gone")] * 2),
+    ],
+)
+def test_a_lost_worker_ends_what_it_has_but_after_a_lost_sender_the_decode_worker_is_asked(
+    stage: Stage, who: str, told: list[Any]
+) -> None:
+    """stage: of the first of two; the other's hand-off has not been told."""
+    record = Record()
+    dispatch, (first, second) = group(record, stage=stage)
+    assert first.attempt is not None
+    prefill, decode = first.attempt.pair
+    assert decode is not None
+    dispatch.session_ended(prefill if who == "prefill" else decode, Unavailable("gone"))
+    assert record.told == told
+    holding = decode_pb2.Holding(uid=second.uid, attempt=1, committed=True)
+    dispatch.decode_message(decode, decode_pb2.DecodeSessionResponse(holding=holding))
+    assert record.told[-1] == ("answered", True)

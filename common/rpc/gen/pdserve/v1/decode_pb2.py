@@ -26,7 +26,7 @@ from common.rpc.gen.pdserve.v1 import prefill_pb2 as pdserve_dot_v1_dot_prefill_
 from common.rpc.gen.pdserve.v1 import work_pb2 as pdserve_dot_v1_dot_work__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/decode.proto\x12\npdserve.v1\x1a\x18pdserve/v1/prefill.proto\x1a\x15pdserve/v1/work.proto\"\x9e\x01\n\x14\x44\x65\x63odeSessionRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.SessionHelloH\x00\x12(\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.CancelWorkH\x00\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x13.pdserve.v1.PrefillH\x00\x42\t\n\x07message\"\'\n\x07Prefill\x12\x1c\n\x03req\x18\x01 \x01(\x0b\x32\x0f.pdserve.v1.Req\"\xf4\x01\n\x15\x44\x65\x63odeSessionResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.pdserve.v1.SessionOpenedH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.pdserve.v1.StepH\x00\x12*\n\tretracted\x18\x03 \x01(\x0b\x32\x15.pdserve.v1.RetractedH\x00\x12&\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.FailureH\x00\x12-\n\x07started\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.PrefillStartedH\x00\x42\t\n\x07message\")\n\x04Step\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.pdserve.v1.Token\")\n\tRetracted\x12\x0b\n\x03uid\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"W\n\x0bPairRequest\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x30\n\rcompatibility\x18\x02 \x01(\x0b\x32\x19.pdserve.v1.Compatibility\"\x9b\x01\n\x0cPairResponse\x12\x15\n\rdecode_worker\x18\x01 \x01(\t\x12\x0f\n\x07pair_id\x18\x02 \x01(\t\x12\x12\n\nshm_socket\x18\x03 \x01(\t\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\x12\x12\n\npool_pages\x18\x05 \x01(\r\x12\'\n\tcuda_pool\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.CudaPool\"\x88\x01\n\x08\x43udaPool\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\npool_bytes\x18\x03 \x01(\x04\x12\x13\n\x0b\x64\x65vice_uuid\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x14\n\x0cnonce_offset\x18\x06 \x01(\x04\x12\x0e\n\x06socket\x18\x07 \x01(\t\"b\n\x0eReserveRequest\x12\x0f\n\x07pair_id\x18\x01 \x01(\t\x12\x1c\n\x03req\x18\x02 \x01(\x0b\x32\x0f.pdserve.v1.Req\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x0e\n\x06verify\x18\x04 \x01(\x08\"]\n\x0fReserveResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x14\n\x08page_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\nprefix_len\x18\x03 \x01(\r\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07tickets\x18\x01 \x03(\t\"\x1d\n\rRenewResponse\x12\x0c\n\x04lost\x18\x01 \x03(\t\"\x8c\x01\n\rCommitRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\'\n\x0c\x66irst_tokens\x18\x02 \x03(\x0b\x32\x11.pdserve.v1.Token\x12\x12\n\npages_sent\x18\x03 \x01(\r\x12\x16\n\npage_crc32\x18\x04 \x03(\x07\x42\x02\x10\x01\x12\x16\n\x0e\x63omputed_at_ns\x18\x05 \x01(\x04\"\x10\n\x0e\x43ommitResponse\"1\n\x0eReleaseRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\"\x11\n\x0fReleaseResponse2\x84\x04\n\rDecodeService\x12R\n\x07Session\x12 .pdserve.v1.DecodeSessionRequest\x1a!.pdserve.v1.DecodeSessionResponse(\x01\x30\x01\x12\x39\n\x04Pair\x12\x17.pdserve.v1.PairRequest\x1a\x18.pdserve.v1.PairResponse\x12\x42\n\x07Reserve\x12\x1a.pdserve.v1.ReserveRequest\x1a\x1b.pdserve.v1.ReserveResponse\x12<\n\x05Renew\x12\x18.pdserve.v1.RenewRequest\x1a\x19.pdserve.v1.RenewResponse\x12?\n\x06\x43ommit\x12\x19.pdserve.v1.CommitRequest\x1a\x1a.pdserve.v1.CommitResponse\x12\x42\n\x07Release\x12\x1a.pdserve.v1.ReleaseRequest\x1a\x1b.pdserve.v1.ReleaseResponse\x12]\n\x10\x46lushPrefixCache\x12#.pdserve.v1.FlushPrefixCacheRequest\x1a$.pdserve.v1.FlushPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/decode.proto\x12\npdserve.v1\x1a\x18pdserve/v1/prefill.proto\x1a\x15pdserve/v1/work.proto\"\xc6\x01\n\x14\x44\x65\x63odeSessionRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.SessionHelloH\x00\x12(\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.CancelWorkH\x00\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x13.pdserve.v1.PrefillH\x00\x12&\n\x07inquire\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.InquireH\x00\x42\t\n\x07message\"\'\n\x07Inquire\x12\x0b\n\x03uid\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\'\n\x07Prefill\x12\x1c\n\x03req\x18\x01 \x01(\x0b\x32\x0f.pdserve.v1.Req\"\x9c\x02\n\x15\x44\x65\x63odeSessionResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.pdserve.v1.SessionOpenedH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.pdserve.v1.StepH\x00\x12*\n\tretracted\x18\x03 \x01(\x0b\x32\x15.pdserve.v1.RetractedH\x00\x12&\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.FailureH\x00\x12-\n\x07started\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.PrefillStartedH\x00\x12&\n\x07holding\x18\x06 \x01(\x0b\x32\x13.pdserve.v1.HoldingH\x00\x42\t\n\x07message\":\n\x07Holding\x12\x0b\n\x03uid\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tcommitted\x18\x03 \x01(\x08\")\n\x04Step\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.pdserve.v1.Token\")\n\tRetracted\x12\x0b\n\x03uid\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"W\n\x0bPairRequest\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x30\n\rcompatibility\x18\x02 \x01(\x0b\x32\x19.pdserve.v1.Compatibility\"\x9b\x01\n\x0cPairResponse\x12\x15\n\rdecode_worker\x18\x01 \x01(\t\x12\x0f\n\x07pair_id\x18\x02 \x01(\t\x12\x12\n\nshm_socket\x18\x03 \x01(\t\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\x12\x12\n\npool_pages\x18\x05 \x01(\r\x12\'\n\tcuda_pool\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.CudaPool\"\x88\x01\n\x08\x43udaPool\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\npool_bytes\x18\x03 \x01(\x04\x12\x13\n\x0b\x64\x65vice_uuid\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x14\n\x0cnonce_offset\x18\x06 \x01(\x04\x12\x0e\n\x06socket\x18\x07 \x01(\t\"b\n\x0eReserveRequest\x12\x0f\n\x07pair_id\x18\x01 \x01(\t\x12\x1c\n\x03req\x18\x02 \x01(\x0b\x32\x0f.pdserve.v1.Req\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x0e\n\x06verify\x18\x04 \x01(\x08\"]\n\x0fReserveResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x14\n\x08page_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\nprefix_len\x18\x03 \x01(\r\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07tickets\x18\x01 \x03(\t\"\x1d\n\rRenewResponse\x12\x0c\n\x04lost\x18\x01 \x03(\t\"\x8c\x01\n\rCommitRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\'\n\x0c\x66irst_tokens\x18\x02 \x03(\x0b\x32\x11.pdserve.v1.Token\x12\x12\n\npages_sent\x18\x03 \x01(\r\x12\x16\n\npage_crc32\x18\x04 \x03(\x07\x42\x02\x10\x01\x12\x16\n\x0e\x63omputed_at_ns\x18\x05 \x01(\x04\"\x10\n\x0e\x43ommitResponse\"1\n\x0eReleaseRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\"\x11\n\x0fReleaseResponse2\x84\x04\n\rDecodeService\x12R\n\x07Session\x12 .pdserve.v1.DecodeSessionRequest\x1a!.pdserve.v1.DecodeSessionResponse(\x01\x30\x01\x12\x39\n\x04Pair\x12\x17.pdserve.v1.PairRequest\x1a\x18.pdserve.v1.PairResponse\x12\x42\n\x07Reserve\x12\x1a.pdserve.v1.ReserveRequest\x1a\x1b.pdserve.v1.ReserveResponse\x12<\n\x05Renew\x12\x18.pdserve.v1.RenewRequest\x1a\x19.pdserve.v1.RenewResponse\x12?\n\x06\x43ommit\x12\x19.pdserve.v1.CommitRequest\x1a\x1a.pdserve.v1.CommitResponse\x12\x42\n\x07Release\x12\x1a.pdserve.v1.ReleaseRequest\x1a\x1b.pdserve.v1.ReleaseResponse\x12]\n\x10\x46lushPrefixCache\x12#.pdserve.v1.FlushPrefixCacheRequest\x1a$.pdserve.v1.FlushPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,37 +38,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITREQUEST'].fields_by_name['page_crc32']._loaded_options = None
   _globals['_COMMITREQUEST'].fields_by_name['page_crc32']._serialized_options = b'\020\001'
   _globals['_DECODESESSIONREQUEST']._serialized_start=89
-  _globals['_DECODESESSIONREQUEST']._serialized_end=247
-  _globals['_PREFILL']._serialized_start=249
-  _globals['_PREFILL']._serialized_end=288
-  _globals['_DECODESESSIONRESPONSE']._serialized_start=291
-  _globals['_DECODESESSIONRESPONSE']._serialized_end=535
-  _globals['_STEP']._serialized_start=537
-  _globals['_STEP']._serialized_end=578
-  _globals['_RETRACTED']._serialized_start=580
-  _globals['_RETRACTED']._serialized_end=621
-  _globals['_PAIRREQUEST']._serialized_start=623
-  _globals['_PAIRREQUEST']._serialized_end=710
-  _globals['_PAIRRESPONSE']._serialized_start=713
-  _globals['_PAIRRESPONSE']._serialized_end=868
-  _globals['_CUDAPOOL']._serialized_start=871
-  _globals['_CUDAPOOL']._serialized_end=1007
-  _globals['_RESERVEREQUEST']._serialized_start=1009
-  _globals['_RESERVEREQUEST']._serialized_end=1107
-  _globals['_RESERVERESPONSE']._serialized_start=1109
-  _globals['_RESERVERESPONSE']._serialized_end=1202
-  _globals['_RENEWREQUEST']._serialized_start=1204
-  _globals['_RENEWREQUEST']._serialized_end=1235
-  _globals['_RENEWRESPONSE']._serialized_start=1237
-  _globals['_RENEWRESPONSE']._serialized_end=1266
-  _globals['_COMMITREQUEST']._serialized_start=1269
-  _globals['_COMMITREQUEST']._serialized_end=1409
-  _globals['_COMMITRESPONSE']._serialized_start=1411
-  _globals['_COMMITRESPONSE']._serialized_end=1427
-  _globals['_RELEASEREQUEST']._serialized_start=1429
-  _globals['_RELEASEREQUEST']._serialized_end=1478
-  _globals['_RELEASERESPONSE']._serialized_start=1480
-  _globals['_RELEASERESPONSE']._serialized_end=1497
-  _globals['_DECODESERVICE']._serialized_start=1500
-  _globals['_DECODESERVICE']._serialized_end=2016
+  _globals['_DECODESESSIONREQUEST']._serialized_end=287
+  _globals['_INQUIRE']._serialized_start=289
+  _globals['_INQUIRE']._serialized_end=328
+  _globals['_PREFILL']._serialized_start=330
+  _globals['_PREFILL']._serialized_end=369
+  _globals['_DECODESESSIONRESPONSE']._serialized_start=372
+  _globals['_DECODESESSIONRESPONSE']._serialized_end=656
+  _globals['_HOLDING']._serialized_start=658
+  _globals['_HOLDING']._serialized_end=716
+  _globals['_STEP']._serialized_start=718
+  _globals['_STEP']._serialized_end=759
+  _globals['_RETRACTED']._serialized_start=761
+  _globals['_RETRACTED']._serialized_end=802
+  _globals['_PAIRREQUEST']._serialized_start=804
+  _globals['_PAIRREQUEST']._serialized_end=891
+  _globals['_PAIRRESPONSE']._serialized_start=894
+  _globals['_PAIRRESPONSE']._serialized_end=1049
+  _globals['_CUDAPOOL']._serialized_start=1052
+  _globals['_CUDAPOOL']._serialized_end=1188
+  _globals['_RESERVEREQUEST']._serialized_start=1190
+  _globals['_RESERVEREQUEST']._serialized_end=1288
+  _globals['_RESERVERESPONSE']._serialized_start=1290
+  _globals['_RESERVERESPONSE']._serialized_end=1383
+  _globals['_RENEWREQUEST']._serialized_start=1385
+  _globals['_RENEWREQUEST']._serialized_end=1416
+  _globals['_RENEWRESPONSE']._serialized_start=1418
+  _globals['_RENEWRESPONSE']._serialized_end=1447
+  _globals['_COMMITREQUEST']._serialized_start=1450
+  _globals['_COMMITREQUEST']._serialized_end=1590
+  _globals['_COMMITRESPONSE']._serialized_start=1592
+  _globals['_COMMITRESPONSE']._serialized_end=1608
+  _globals['_RELEASEREQUEST']._serialized_start=1610
+  _globals['_RELEASEREQUEST']._serialized_end=1659
+  _globals['_RELEASERESPONSE']._serialized_start=1661
+  _globals['_RELEASERESPONSE']._serialized_end=1678
+  _globals['_DECODESERVICE']._serialized_start=1681
+  _globals['_DECODESERVICE']._serialized_end=2197
 # @@protoc_insertion_point(module_scope)

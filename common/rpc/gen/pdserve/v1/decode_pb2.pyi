@@ -9,14 +9,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DecodeSessionRequest(_message.Message):
-    __slots__ = ("hello", "cancel", "prefill")
+    __slots__ = ("hello", "cancel", "prefill", "inquire")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    INQUIRE_FIELD_NUMBER: _ClassVar[int]
     hello: _prefill_pb2.SessionHello
     cancel: _prefill_pb2.CancelWork
     prefill: Prefill
-    def __init__(self, hello: _Optional[_Union[_prefill_pb2.SessionHello, _Mapping]] = ..., cancel: _Optional[_Union[_prefill_pb2.CancelWork, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ...) -> None: ...
+    inquire: Inquire
+    def __init__(self, hello: _Optional[_Union[_prefill_pb2.SessionHello, _Mapping]] = ..., cancel: _Optional[_Union[_prefill_pb2.CancelWork, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ...) -> None: ...
+
+class Inquire(_message.Message):
+    __slots__ = ("uid", "attempt")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    uid: int
+    attempt: int
+    def __init__(self, uid: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
     __slots__ = ("req",)
@@ -25,18 +35,30 @@ class Prefill(_message.Message):
     def __init__(self, req: _Optional[_Union[_work_pb2.Req, _Mapping]] = ...) -> None: ...
 
 class DecodeSessionResponse(_message.Message):
-    __slots__ = ("opened", "step", "retracted", "failure", "started")
+    __slots__ = ("opened", "step", "retracted", "failure", "started", "holding")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RETRACTED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
     opened: _prefill_pb2.SessionOpened
     step: Step
     retracted: Retracted
     failure: _work_pb2.Failure
     started: _prefill_pb2.PrefillStarted
-    def __init__(self, opened: _Optional[_Union[_prefill_pb2.SessionOpened, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., retracted: _Optional[_Union[Retracted, _Mapping]] = ..., failure: _Optional[_Union[_work_pb2.Failure, _Mapping]] = ..., started: _Optional[_Union[_prefill_pb2.PrefillStarted, _Mapping]] = ...) -> None: ...
+    holding: Holding
+    def __init__(self, opened: _Optional[_Union[_prefill_pb2.SessionOpened, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., retracted: _Optional[_Union[Retracted, _Mapping]] = ..., failure: _Optional[_Union[_work_pb2.Failure, _Mapping]] = ..., started: _Optional[_Union[_prefill_pb2.PrefillStarted, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("uid", "attempt", "committed")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    uid: int
+    attempt: int
+    committed: bool
+    def __init__(self, uid: _Optional[int] = ..., attempt: _Optional[int] = ..., committed: _Optional[bool] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("tokens",)
