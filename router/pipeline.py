@@ -35,7 +35,7 @@ from router.metrics import RouterMetrics
 from router.pacing import Outlet
 from router.queueing.request_queue import RequestQueue
 from router.request.valid_request import MAX_ID_BYTES, Limits, ValidRequest
-from router.request.validation import check_prompt, check_prompt_length, validate
+from router.request.validation import check_prompt, validate
 from router.served_model import ServedModel
 from router.stopwatch import Stopwatch
 from router.text.output import Output, bytes_per_token
@@ -136,8 +136,7 @@ class Pipeline:
 
     async def _prepare(self, request: ValidRequest, ticket: Ticket, caller: Caller, trace: RequestTrace) -> Journey:
         """From a valid request to a journey that can run."""
-        limits = self.limits
-        prompt = await self._model.read(request.prompt, check_length=lambda tokens: check_prompt_length(tokens, limits))
+        prompt = await self._model.read(request.prompt, rule=self.limits.prompt_length)
         check_prompt(prompt, self.limits)
         if self._log_prompts:
             log.info("prompt of %d tokens: %r", len(prompt), request.prompt)

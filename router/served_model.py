@@ -7,10 +7,11 @@ import asyncio
 from common.fingerprint import fingerprint
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2
-from router.request.valid_request import Limits, Prompt
-from router.request.validation import check_listed_length, validate_detokenize, validate_tokenize
+from router.request.rules import LengthRule
+from router.request.valid_request import LISTED, Limits, Prompt
+from router.request.validation import validate_detokenize, validate_tokenize
 from router.text.prompts import PromptReader
-from router.text.tokenizer import CheckLength, Tokenizer
+from router.text.tokenizer import Tokenizer
 
 INLINE_IDS = 4096
 
@@ -34,14 +35,14 @@ class ServedModel:
     def takes_chats(self) -> bool:
         return self._reader.takes_chats
 
-    async def read(self, prompt: Prompt, *, check_length: CheckLength) -> list[int]:
-        """The prompt's ids; of a text or a chat their number alone is checked. Raises what check_length raises, and
+    async def read(self, prompt: Prompt, *, rule: LengthRule) -> list[int]:
+        """The prompt's ids; of a text or a chat their number alone is checked. Raises OutOfRange if they break the rule, and
         FailedPrecondition or InvalidRequest for a chat that cannot be rendered."""
-        return await self._reader.ids(prompt, check_length=check_length)
+        return await self._reader.ids(prompt, rule=rule)
 
     async def tokenize(self, pb: generation_pb2.TokenizeRequest) -> list[int]:
         """As Generate would, also what is longer than a prompt may be."""
-        return await self.read(validate_tokenize(pb, self.limits), check_length=check_listed_length)
+        return await self.read(validate_tokenize(pb, self.limits), rule=LISTED)
 
     async def detokenize(self, pb: generation_pb2.DetokenizeRequest) -> str:
         if len(pb.token_ids) <= INLINE_IDS:

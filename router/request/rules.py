@@ -6,7 +6,7 @@ from collections.abc import Sequence, Sized
 from ctypes import c_float
 from typing import NamedTuple
 
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, OutOfRange
 
 SHOWN = 200
 """Characters of a bad text that go into an error, which shortens them further."""
@@ -29,6 +29,25 @@ def _as_written(given: float) -> float:
     """The shortest number that float32 rounds to given: the client wrote 1.1, not 1.100000023841858."""
     shorter = (float(f"{given:.{digits}g}") for digits in range(6, 9))
     return next((number for number in shorter if c_float(number).value == given), given)
+
+
+class LengthRule(NamedTuple):
+    """most: tokens that a prompt may have; why: what that follows from."""
+
+    most: int
+    why: str
+
+    def check(self, tokens: int, *, field: str = "prompt") -> None:
+        if tokens > self.most:
+            raise OutOfRange(field, self._text, tokens)
+
+    def broken_by(self, tokens: int, *, chars: int, of: int) -> OutOfRange:
+        """A text's first chars of its characters alone have so many tokens."""
+        return OutOfRange("prompt", f"{self._text}, not that many in its first {chars} of {of} characters", tokens)
+
+    @property
+    def _text(self) -> str:
+        return f"must have at most {self.most} tokens ({self.why})"
 
 
 SMALLEST = 2.0**-149  # above 0 in float32

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from common.core import SamplingParams
 from common.work import MAX_COMPLETIONS
+from router.request.rules import LengthRule
 
 MAX_ID_BYTES = 256
 MAX_STOP = 16
@@ -16,8 +17,9 @@ MAX_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_N = MAX_COMPLETIONS
 MAX_KWARGS_BYTES = 256 << 10
-MAX_LISTED = 1 << 20
-"""Ids in Tokenize's answer and Detokenize's question. As a message they are smaller than what gRPC clients take by default."""
+MAX_LISTED = 2 << 20
+"""Ids in Tokenize's answer and Detokenize's question: those of 2 MiB of text, whatever the tokenizer."""
+LISTED = LengthRule(MAX_LISTED, "what is listed")
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -42,10 +44,10 @@ class Limits:
         return room if self.prompt_cap is None else min(room, self.prompt_cap)
 
     @property
-    def prompt_rule(self) -> str:
-        """What max_prompt_tokens follows from."""
-        is_capped = self.max_prompt_tokens < self.max_context - 1
-        return "--max-prompt-tokens" if is_capped else f"the context of {self.max_context} less one"
+    def prompt_length(self) -> LengthRule:
+        most = self.max_prompt_tokens
+        is_capped = most < self.max_context - 1
+        return LengthRule(most, "--max-prompt-tokens" if is_capped else f"the context of {self.max_context} less one")
 
 
 class TextPrompt(NamedTuple):

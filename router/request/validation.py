@@ -78,20 +78,8 @@ def check_prompt(ids: Sequence[int], limits: Limits, *, field: str = "prompt") -
     """The rules of a tokenized prompt: not empty, not longer than max_prompt_tokens, every id in the vocabulary."""
     if not ids:
         raise InvalidRequest(field, "must have at least one token", [])
-    check_prompt_length(len(ids), limits, field=field)
+    limits.prompt_length.check(len(ids), field=field)
     rules.check_ids(field, ids, vocab_size=limits.vocab_size)
-
-
-def check_prompt_length(tokens: int, limits: Limits, *, field: str = "prompt") -> None:
-    if tokens > limits.max_prompt_tokens:
-        rule = f"must have at most {limits.max_prompt_tokens} tokens ({limits.prompt_rule})"
-        raise OutOfRange(field, rule, tokens)
-
-
-def check_listed_length(tokens: int) -> None:
-    """Of a prompt that is only tokenized."""
-    if tokens > MAX_LISTED:
-        raise OutOfRange("prompt", f"must have at most {MAX_LISTED} tokens to be listed", tokens)
 
 
 def _logprobs(pb: pb2.GenerateRequest, limits: Limits) -> int | None:

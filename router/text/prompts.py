@@ -7,9 +7,10 @@ from typing import assert_never
 
 from common.errors import FailedPrecondition
 from common.model_dir import ModelDir
+from router.request.rules import LengthRule
 from router.request.valid_request import ChatPrompt, IdsPrompt, Prompt, TextPrompt
 from router.text.chat_template import ChatTemplate
-from router.text.tokenizer import INLINE_CHARS, CheckLength, Tokenizer, any_length
+from router.text.tokenizer import INLINE_CHARS, Tokenizer
 
 
 class PromptReader:
@@ -24,17 +25,17 @@ class PromptReader:
     def takes_chats(self) -> bool:
         return self._template is not None
 
-    async def ids(self, prompt: Prompt, *, check_length: CheckLength = any_length) -> list[int]:
-        """Long work is done in a thread. check_length: of what is tokenized here. Raises what that raises, FailedPrecondition for
-        a chat if the model has no template, InvalidRequest if the template refuses the messages."""
+    async def ids(self, prompt: Prompt, *, rule: LengthRule | None = None) -> list[int]:
+        """Long work is done in a thread. rule: for what is tokenized here. Raises OutOfRange if that breaks it,
+        FailedPrecondition for a chat if the model has no template, InvalidRequest if the template refuses the messages."""
         match prompt:
             case IdsPrompt(ids):
                 return ids
             case TextPrompt(text):
-                return await self._tokenizer.encode_async(text, check_length=check_length)
+                return await self._tokenizer.encode_async(text, rule=rule)
             case ChatPrompt():
                 text = await self.render(prompt)
-                return await self._tokenizer.encode_async(text, add_special=False, check_length=check_length)
+                return await self._tokenizer.encode_async(text, add_special=False, rule=rule)
             case _:
                 assert_never(prompt)
 

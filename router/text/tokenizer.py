@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any
 
 import tokenizers
 
 from common.errors import InvalidRequest, StartError
 from common.model_dir import ModelDir
+from router.request.rules import SHOWN, LengthRule
 from router.text.pieces import PieceTable, piece_table
 
 INLINE_CHARS = 2048
 """Longer texts are encoded in a thread: this many take about half a millisecond."""
-
-
-CheckLength = Callable[[int], None]
-"""Raises if a text may not have so many tokens. Asked before they are listed, which takes longer than to count them."""
-
-
-def any_length(tokens: int) -> None:
-    """A CheckLength."""
+LONG_CHARS = 1 << 18
+"""Longer ones are encoded one at a time: a character may take 200 bytes meanwhile."""
 
 
 class Tokenizer:
@@ -43,24 +39,43 @@ class Tokenizer:
         self.shown = piece_table(_decoder_of(self._tokenizer), tokens)
         self.hidden: PieceTable | None = self.shown and self.shown.without(self.special_ids)
         self._adds_nothing = frozenset(token_id for token_id, token in enumerate(tokens) if token is None)
+        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="long-texts")
         self._token_text = lru_cache(maxsize=65536)(self._make_token_text)
 
-    def encode(self, text: str, *, add_special: bool = True, check_length: CheckLength = any_length) -> list[int]:
-        """add_special: with the start (or end) tokens that the tokenizer adds by default; a rendered chat has its own."""
-        try:
-            # The batch call, unlike encode(), leaves the GIL to others.
-            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0]
-        except TypeError:
-            raise InvalidRequest("prompt", "must be valid Unicode, without lone surrogates", ascii(text)) from None
-        check_length(len(encoding))
+    def encode(self, text: str, *, add_special: bool = True, rule: LengthRule | None = None) -> list[int]:
+        """add_special: with the start (or end) tokens that the tokenizer adds by default; a rendered chat has its own.
+        Raises OutOfRange if the rule allows no so many tokens, before they are listed, which takes longer than to count them."""
+        if rule is not None:
+            self._check_beginnings(text, rule)
+        encoding = self._encode(text, add_special)
+        if rule is not None:
+            rule.check(len(encoding))
         ids: list[int] = encoding.ids
         return ids
 
-    async def encode_async(self, text: str, *, add_special: bool = True, check_length: CheckLength = any_length) -> list[int]:
+    async def encode_async(self, text: str, *, add_special: bool = True, rule: LengthRule | None = None) -> list[int]:
         """As encode; a long text does not hold up the event loop."""
         if len(text) <= INLINE_CHARS:
-            return self.encode(text, add_special=add_special, check_length=check_length)
-        return await asyncio.to_thread(self.encode, text, add_special=add_special, check_length=check_length)
+            return self.encode(text, add_special=add_special, rule=rule)
+        encode = partial(self.encode, text, add_special=add_special, rule=rule)
+        thread = self._long_texts if len(text) > LONG_CHARS else None
+        return await asyncio.get_running_loop().run_in_executor(thread, encode)
+
+    def _check_beginnings(self, text: str, rule: LengthRule) -> None:
+        """Refuses a text far beyond the rule by as much of it as is needed for that, whatever it would take as a whole. At twice
+        the rule: where a text is cut, its tokens may be others than they are in the whole."""
+        chars = 2 * rule.most + 1
+        while 2 * chars < len(text):
+            if (count := len(self._encode(text[:chars], False))) > 2 * rule.most:
+                raise rule.broken_by(count, chars=chars, of=len(text))
+            chars *= 2
+
+    def _encode(self, text: str, add_special: bool) -> tokenizers.Encoding:
+        try:
+            # The batch call, unlike encode(), leaves the GIL to others.
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0]
+        except TypeError:
+            raise InvalidRequest("prompt", "must be valid Unicode, without lone surrogates", ascii(text[:SHOWN])) from None
 
     def decode(self, ids: Sequence[int], *, include_special: bool) -> str:
         """Bytes that are no whole character become U+FFFD. ids: each in [0, vocab_size)."""

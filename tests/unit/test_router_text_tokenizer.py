@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from common.errors import InvalidRequest, StartError
+from common.errors import InvalidRequest, OutOfRange, StartError
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
+from router import served_model
+from router.request.rules import LengthRule
 from router.text.chat_template import ChatTemplate
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import LONG_CHARS, Tokenizer
 from tests.helpers.eventually import once_below
 from tests.helpers.text_models import byte_fallback, byte_level, words, write_model
 
@@ -89,6 +92,48 @@ async def test_cap_09_a_long_text_does_not_hold_up_the_event_loop(tokenizer: Tok
         return worst
 
     await once_below(0.2, worst_pause)
+
+
+def test_bnd_01_a_text_beyond_the_rule_is_refused_with_its_length_and_one_far_beyond_by_its_beginning(
+    tokenizer: Tokenizer,
+) -> None:
+    rule = LengthRule(10, "the context of 11 less one")
+    fitting = "<|end|>" * 10
+    assert len(tokenizer.encode(fitting, rule=rule)) == 10, "a long text of few tokens"
+    with pytest.raises(OutOfRange) as caught:
+        tokenizer.encode(fitting + "<|end|>", rule=rule)
+    assert str(caught.value) == "prompt must have at most 10 tokens (the context of 11 less one), got 11"
+    with pytest.raises(OutOfRange) as caught:
+        tokenizer.encode("\x00" * 1_000, rule=rule)
+    where = "not that many in its first 21 of 1000 characters"
+    assert str(caught.value) == f"prompt must have at most 10 tokens (the context of 11 less one), {where}, got 21"
+
+
+async def test_tokenize_takes_more_than_a_prompt_may_have_and_not_more_than_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_model, "LISTED", LengthRule(100, "what is listed"))
+    model = served_model.ServedModel(write_model(tmp_path, byte_level(), vocab_size=500), max_context=20)
+    assert len(await model.tokenize(pb2.TokenizeRequest(text="\x00" * 100))) == 100
+    for length in (101, 100_000):
+        with pytest.raises(OutOfRange, match=r"at most 100 tokens \(what is listed\)"):
+            await model.tokenize(pb2.TokenizeRequest(text="\x00" * length))
+
+
+async def test_cap_07_long_texts_are_encoded_one_at_a_time(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[int] = []
+    at_once: list[int] = []
+
+    def encode(text: str, **_: Any) -> list[int]:
+        began.append(1)
+        time.sleep(0.01)
+        at_once.append(len(began))
+        began.pop()
+        return []
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    await asyncio.gather(*(tokenizer.encode_async("x" * (LONG_CHARS + 1)) for _ in range(5)))
+    assert at_once == [1] * 5
 
 
 async def test_short_and_long_texts_encode_the_same_either_way(tokenizer: Tokenizer) -> None:

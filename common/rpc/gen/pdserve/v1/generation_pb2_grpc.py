@@ -102,7 +102,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text or a chat into token ids, exactly as Generate would; more than 1048576 of them: OUT_OF_RANGE.
+        """Turns text or a chat into token ids, exactly as Generate would; more than 2097152 of them: OUT_OF_RANGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
