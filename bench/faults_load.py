@@ -102,7 +102,7 @@ class Load:
 class Outcome:
     """What a scenario came to. pauses: seconds from the kill to the next event of each request that was under way and ended well,
     rising. longest_pause: of any request that did, at any time. recovery: seconds from the kill until they all had gone on and a
-    request sent after it had its first token."""
+    request sent after it had its first token; None if none that was ended well."""
 
     name: str
     requests: int
@@ -111,13 +111,13 @@ class Outcome:
     retried: int
     pauses: list[float]
     longest_pause: float
-    recovery: float
+    recovery: float | None
 
     @classmethod
     def of(cls, name: str, timelines: Sequence[Timeline], *, killed: float, model: Path) -> Outcome:
         ended = [timeline for timeline in timelines if not timeline.error]
         pauses = sorted(pause for timeline in ended if (pause := timeline.pause_over(killed)) is not None)
-        first_after = min(timeline.times[1] - killed for timeline in ended if timeline.times[0] > killed)
+        first_after = min((timeline.times[1] - killed for timeline in ended if timeline.times[0] > killed), default=None)
         return cls(
             name,
             len(timelines),
@@ -125,15 +125,16 @@ class Outcome:
             sum(not timeline.is_right(model) for timeline in ended),
             sum(timeline.attempts > 1 for timeline in timelines),
             pauses,
-            max(timeline.longest_pause for timeline in ended),
-            max(first_after, *pauses, 0.0),
+            max((timeline.longest_pause for timeline in ended), default=0.0),
+            None if first_after is None else max(first_after, *pauses, 0.0),
         )
 
     def row(self) -> str:
         p50, p99 = (f"{percentile(self.pauses, percent):.2f} s" if self.pauses else "-" for percent in (50, 99))
+        recovery = "never" if self.recovery is None else f"{self.recovery:.2f} s"
         return (
             f"| {self.name} | {self.requests} | {len(self.failed)} | {self.wrong} | {self.retried} | {len(self.pauses)} "
-            f"| {p50} | {p99} | {self.longest_pause:.2f} s | {self.recovery:.2f} s |"
+            f"| {p50} | {p99} | {self.longest_pause:.2f} s | {recovery} |"
         )
 
 

@@ -6,6 +6,8 @@ Of a prompt that it computes itself: queue, compute, decode. What ends here with
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +36,8 @@ class Traces:
         self._tracing = tracing
         self._by_key: dict[WorkKey, _Open] = {}
         self._by_ticket: dict[str, _Open] = {}
+        self._reserving: set[WorkKey] = set()
+        """Of those whose Reserve is under way: who has not been ended meanwhile."""
 
     def __len__(self) -> int:
         """Completions with a span under way."""
@@ -43,10 +47,20 @@ class Traces:
         """Sends what is left, for so long."""
         await self._tracing.close(timeout_seconds=timeout_seconds)
 
+    @contextmanager
+    def reserving(self, req: Req) -> Iterator[None]:
+        """A Reserve is with the engine: granted() comes before the block's end, or never."""
+        keys = _keys(req) if self._tracing.is_on else []
+        self._reserving.update(keys)
+        try:
+            yield
+        finally:
+            self._reserving.difference_update(keys)
+
     def granted(self, req: Req, ticket: str) -> None:
-        """A Reserve was answered."""
-        if self._tracing.is_on:
-            self._by_ticket[ticket] = self._open("receive", req, _keys(req), ticket=ticket)
+        """A Reserve was answered; of some completions the end may have been told before."""
+        if keys := self._reserving.intersection(_keys(req)):
+            self._by_ticket[ticket] = self._open("receive", req, keys, ticket=ticket)
 
     def asked(self, command: Any) -> None:
         """A command is on its way to the engine."""
@@ -58,7 +72,7 @@ class Traces:
             case commands.Cancel(key=key):
                 self._leave(key, "cancelled")
             case commands.SessionClosed(router_epoch=epoch):
-                for key in [key for key in self._by_key if key.router_epoch == epoch]:
+                for key in [key for key in (*self._by_key, *self._reserving) if key.router_epoch == epoch]:
                     self._leave(key, "its router's session ended")
 
     def committed(self, command: commands.Commit) -> None:
@@ -74,7 +88,7 @@ class Traces:
 
     def told(self, event: Any) -> None:
         """An event of the engine."""
-        if not self._by_key:
+        if not (self._by_key or self._reserving):
             return
         match event:
             case events.StepTokens(tokens=tokens):
@@ -89,6 +103,14 @@ class Traces:
                 self._leave(key, "retracted")
             case events.Failed(failure=failure):
                 self._leave(failure.key, failure.error.log_text)
+            case events.Stats(states=states) if not any(states):
+                self._close_all()
+
+    def _close_all(self) -> None:
+        """The engine has nothing left, whatever we have heard of it: a Commit whose caller was cut off may have ended all that a
+        ticket had. What waits for its turn may be on its way to the engine still."""
+        for stage in {id(stage): stage for stage in self._by_key.values() if stage.name != "queue"}.values():
+            self._end(stage, "ended unseen")
 
     def _token(self, token: TokenOut) -> None:
         """A first or a last one."""
@@ -112,6 +134,7 @@ class Traces:
 
     def _leave(self, key: WorkKey, error: str, **attributes: int) -> None:
         """One completion ends; the stage does with its last one."""
+        self._reserving.discard(key)
         if (stage := self._by_key.pop(key, None)) is not None:
             stage.keys.discard(key)
             if not stage.keys:

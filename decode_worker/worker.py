@@ -138,9 +138,10 @@ class DecodeWorker:
         if not known:
             raise InvalidRequest("transport", f"must be one of {', '.join(TRANSPORTS)}", transport)
         self._pairs.check(pair_id, known[0])
-        granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
+        with self.traces.reserving(req):
+            granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
+            self.traces.granted(req, granted.ticket)
         self.metrics.found_cached(granted.prefix_len)
-        self.traces.granted(req, granted.ticket)
         self.names.put(granted.ticket, req)
         return granted
 

@@ -218,9 +218,11 @@ class Attempts:
             completion.attempt.stake.left(had_joined=completion.stage is Stage.DECODE, is_computed=is_computed)
 
     def _note_answer(self, completion: Completion) -> None:
-        if completion.first_token_at is not None:
-            seconds = time.monotonic() - completion.first_token_at
-            self._queue.answered(tokens=len(completion.token_ids), seconds=seconds)
+        """Not of what a fault has held up: it is not how long answers take."""
+        if (first := completion.first_token_at) is not None and not completion.failures:
+            joined = max(first, completion.handed_off_at or first)
+            tokens, seconds = len(completion.token_ids), time.monotonic() - joined
+            self._queue.answered(tokens=tokens, handoff_seconds=joined - first, seconds=seconds)
 
     def _tell_workers(self, completion: Completion) -> None:
         """Cancels its current attempt on each worker that has a part in it."""

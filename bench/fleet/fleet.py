@@ -106,7 +106,7 @@ class Fleet:
         await _tell(host, line)
 
     async def stats(self) -> list[dict[str, Any]]:
-        """How each process is (bench/fleet/host.py)."""
+        """How each process is (bench/fleet/host.py). Raises TimeoutError if one does not say."""
         for host in self._hosts:
             host.stat = asyncio.get_running_loop().create_future()
             await _tell(host, "stat")
@@ -160,8 +160,8 @@ class Fleet:
             case "ready":
                 host.ready.set_result(said["pid"])
             case "stat":
-                assert host.stat is not None
-                host.stat.set_result(said)
+                if host.stat is not None and not host.stat.done():  # Else nobody waits for it any more.
+                    host.stat.set_result(said)
             case "done":
                 self.done[said["order"].split()[0]] += 1
             case "refused":

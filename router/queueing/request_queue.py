@@ -96,9 +96,9 @@ class RequestQueue:
                 self._note_pace(tokens)
             self._serve_soon()
 
-    def answered(self, *, tokens: int, seconds: float) -> None:
-        """An answer has ended: so many tokens, and so long after its first."""
-        self._answers.note(tokens=tokens, seconds=seconds)
+    def answered(self, *, tokens: int, handoff_seconds: float, seconds: float) -> None:
+        """An answer has ended, as Answers.note says."""
+        self._answers.note(tokens=tokens, handoff_seconds=handoff_seconds, seconds=seconds)
 
     def joined(self, worker: Worker) -> None:
         pass

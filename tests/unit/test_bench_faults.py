@@ -52,3 +52,11 @@ def test_a_load_in_which_nothing_is_killed_or_sent_is_refused(flag: str, value: 
     with pytest.raises(SystemExit):
         parse([flag, value])
     assert f"{flag} must be at least " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [[], [timeline(0.0, 1.0)]], ids=["nothing ended well", "only what came before did"])
+def test_where_nothing_ends_well_after_the_kill_there_is_no_recovery(before: list[Timeline]) -> None:
+    lost = [timeline(4.0, 5.1, error="UNAVAILABLE: gone", output=[]), timeline(6.0, 6.1, error="UNAVAILABLE: gone", output=[])]
+    outcome = Outcome.of("name", [*before, *lost], killed=5.0, model=Path("unused"))
+    assert outcome.recovery is None and outcome.row().endswith("| never |")
+    assert len(outcome.failed) == 2 and outcome.pauses == []

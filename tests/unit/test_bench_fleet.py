@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from bench.fleet.__main__ import take_orders
 from bench.fleet.faults import Faults
-from bench.fleet.fleet import Plan
+from bench.fleet.fleet import Fleet, Plan
 from bench.fleet.orders import Order
 from bench.fleet.spells import Spells
 
@@ -84,3 +85,33 @@ async def test_of_faults_that_overlap_the_worst_counts_until_its_own_end() -> No
     long.cancel()
     await asyncio.wait([long])
     assert degrees == [2.0, 5.0, 2.0, 2.0, 2.0, 1.0]
+
+
+LATE = """
+import sys
+def say(text): print(text, flush=True)
+say('{"event": "ready", "pid": 1}')
+for number, line in enumerate(sys.stdin):
+    if number:
+        for answer in range(2 if number == 1 else 1):
+            say('{"event": "stat", "question": %d}' % number)
+"""
+"""A process of a fleet that answers its first question with the second."""
+
+
+class LatePlan(Plan):
+    def command(self, names: Sequence[str], seed: int) -> list[str]:
+        return [sys.executable, "-c", LATE]
+
+
+async def test_an_answer_that_comes_after_its_question_was_given_up_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with Fleet(LatePlan(model=Path("m"), router="r"), log=tmp_path / "log") as fleet:
+        with monkeypatch.context() as patch:
+            patch.setattr("bench.fleet.fleet.ANSWER_SECONDS", 0.01)
+            with pytest.raises(TimeoutError):
+                await fleet.stats()
+        assert await fleet.stats() == [{"question": 1}]
+        assert (await fleet.stats())[0]["question"] in (1, 2), "the double is old news at worst"
+        assert len(await fleet.stats()) == 1, "it is followed still"

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import Unavailable
 from common.tracing import NO_TRACING, NoTracing
-from common.work import FinishReason, TokenOut, WorkFailure
+from common.work import FinishReason, PageCounts, TokenOut, WorkFailure
 from common.work_key import WorkKey
 from decode_worker import commands, events
 from decode_worker.traces import Traces
@@ -36,7 +36,8 @@ def make(n: int = 1) -> tuple[Traces, Recorder, Any]:
     traces = Traces(recorder)
     req = make_req([1, 2, 3], uid=1, n=n)
     req.traceparent = "the attempt"
-    traces.granted(req, "t")
+    with traces.reserving(req):
+        traces.granted(req, "t")
     return traces, recorder, req
 
 
@@ -120,8 +121,45 @@ def test_a_prompt_computed_here_waits_is_computed_and_decoded() -> None:
 def test_nothing_is_kept_while_traces_are_off() -> None:
     traces = Traces(NO_TRACING)
     req = make_req([1, 2, 3], uid=1)
-    traces.granted(req, "t")
+    with traces.reserving(req):
+        traces.granted(req, "t")
     traces.asked(commands.Prefill(req, deadline=1.0))
     traces.committed(commit(req))
     assert len(traces) == 0
     traces.told(events.Retracted(WorkKey(EPOCH, 1, 1)))
+
+
+@pytest.mark.parametrize("how", ["cancel", "session", "fail"])
+def test_what_ends_between_the_grant_and_its_answer_leaves_nothing_open(how: str) -> None:
+    recorder = Recorder()
+    traces, req = Traces(recorder), make_req([1, 2, 3], uid=1, n=2)
+    req.traceparent = "the attempt"
+    second = req.key.for_completion(1)
+    with traces.reserving(req):
+        match how:
+            case "cancel":
+                traces.asked(commands.Cancel(second))
+            case "session":
+                traces.asked(commands.SessionClosed(EPOCH))
+            case "fail":
+                traces.told(events.Failed(WorkFailure.of(second, Unavailable("the lease ran out"), retryable=True)))
+        traces.granted(req, "t")
+    assert len(traces) == (0 if how == "session" else 1), "the other one has not ended"
+    traces.asked(commands.Cancel(req.key))
+    assert len(traces) == 0
+    assert recorder.told == ([] if how == "session" else [("receive", "cancelled")])
+
+
+def test_an_engine_that_has_nothing_left_has_nothing_open() -> None:
+    """Committed ahead of a sender that died, whose second completion ended with its first token: nobody tells of that one."""
+    traces, recorder, req = make(n=2)
+    waiting = make_req([1, 2, 3], uid=9)
+    waiting.traceparent = "the attempt"
+    traces.asked(commands.Prefill(waiting, deadline=1.0))
+    traces.told(step(req, index=1, repeat=True, finish=FinishReason.STOP))
+    busy = events.Stats(1, 0, PageCounts(9, 1, 0, 0, 10), states=events.StateCounts(running=1))
+    traces.told(busy)
+    assert len(traces) == 2
+    traces.told(events.Stats(0, 0, PageCounts(10, 0, 0, 0, 10)))
+    assert recorder.told == [("decode", ""), ("receive", "ended unseen")]
+    assert len(traces) == 1, "one may be on its way to the engine still"

@@ -44,13 +44,16 @@ class OneTurn:
         if len(self.waiters) == 1:
             waiter.go(Pair(worker("p", "prefill"), worker("d", "decode")))
 
+    def enter_later(self, waiter: Waiter, *, delay_seconds: float) -> None:
+        self.waiters.append(waiter)
+
     def leave(self, waiter: Waiter) -> None:
         self.left.append(waiter)
 
     def freed(self, tokens: int) -> None:
         pass
 
-    def answered(self, *, tokens: int, seconds: float) -> None:
+    def answered(self, *, tokens: int, handoff_seconds: float, seconds: float) -> None:
         self.answers.append(tokens)
 
 
@@ -192,3 +195,17 @@ async def test_loads_are_given_back_however_it_ends() -> None:
     attempts.finished(first)
     attempts.close()
     assert (pair.decode.requests, pair.decode.coming.pages, pair.decode.pages.ours) == (0, 0, 0)
+
+
+async def test_an_answer_that_a_fault_held_up_says_nothing_of_what_answers_take() -> None:
+    queue = OneTurn()
+    attempts, (first, second) = make(queue, [], n=2)
+    attempts.begin()
+    for member in (first, second):
+        attempts.handed_off(member, 0.0)
+        member.token_ids.extend([5, 6, 7])
+        member.first_token_at = time.monotonic()
+    attempts.failed(first, Unavailable("no KV bytes for 10 s"), retryable=True, blame=frozenset())
+    attempts.finished(second)
+    attempts.finished(first)
+    assert queue.answers == [3]

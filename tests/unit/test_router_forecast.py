@@ -64,23 +64,34 @@ def test_answers_are_expected_to_be_like_the_last_ones_and_never_longer_than_ask
     answers = Answers()
     assert answers.expected_seconds(100) == 0
     for _ in range(3):
-        answers.note(tokens=11, seconds=5.0)
+        answers.note(tokens=11, handoff_seconds=0.0, seconds=5.0)
     assert answers.expected_seconds(100) == pytest.approx(5.0)
     assert answers.expected_seconds(5) == pytest.approx(2.0)
     assert answers.expected_seconds(1) == 0
     for _ in range(200):
-        answers.note(tokens=1, seconds=0.0)
+        answers.note(tokens=1, handoff_seconds=0.0, seconds=0.0)
     assert answers.expected_seconds(100) == pytest.approx(0, abs=0.01)
 
 
 def test_answers_of_one_token_say_nothing_of_the_time_between_tokens() -> None:
     answers = Answers()
     for _ in range(30):
-        answers.note(tokens=1, seconds=0.0)
+        answers.note(tokens=1, handoff_seconds=0.0, seconds=0.0)
     for _ in range(200):
-        answers.note(tokens=11, seconds=5.0)
+        answers.note(tokens=11, handoff_seconds=0.0, seconds=5.0)
     few = Answers()
-    few.note(tokens=1, seconds=0.0)
-    few.note(tokens=11, seconds=5.0)
+    few.note(tokens=1, handoff_seconds=0.0, seconds=0.0)
+    few.note(tokens=11, handoff_seconds=0.0, seconds=5.0)
     assert few.expected_seconds(6) == pytest.approx(5 * 0.5), "6 tokens on average, half a second apart"
     assert answers.expected_seconds(100) == pytest.approx(5.0, rel=0.01)
+
+
+def test_a_hand_off_that_stalled_says_little_of_the_next_answers() -> None:
+    answers = Answers()
+    for _ in range(20):
+        answers.note(tokens=5, handoff_seconds=0.1, seconds=0.4)
+    assert answers.expected_seconds(100) == pytest.approx(0.5)
+    for _ in range(5):
+        answers.note(tokens=5, handoff_seconds=30.0, seconds=0.4)
+    assert answers.expected_seconds(5) < 0.75 and answers.expected_seconds(100) < 0.75
+    assert answers.expected_seconds(1) == 0, "its only token is its first"
