@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from common.log_output import StderrHandler, hold_standard_streams
+
 LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_NAME_CHARS: Final = 256
 """A client's name for its request is shown up to here: whoever chose a longer one is refused, which is logged too."""
@@ -58,7 +60,8 @@ def configure(process: str, level: str, format: LogFormat = "text") -> None:
         raise ValueError(f"--log-format must be one of {', '.join(FORMATS)}, got {format!r}")
     global _configured
     _configured = Settings(process, level, format)
-    handler = logging.StreamHandler(sys.stderr)
+    hold_standard_streams()
+    handler = StderrHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(process) if format == "json" else _TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Each would log every call or retry of its own at our level.

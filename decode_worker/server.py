@@ -60,7 +60,8 @@ async def run(config: Config, stop: Stop) -> int:
     security = Security(config)
     async with Announcement(config.router, "decode", connect=security.connect) as announcement:
         # In a thread: it imports torch, and the announcement is to be out before.
-        memory = await asyncio.to_thread(make_memory, config)
+        with stop.at_once():
+            memory = await asyncio.to_thread(make_memory, config)
         worker = make_worker(config, memory=memory)
         return await run_worker(worker, config, stop, security=security, announcement=announcement)
 
@@ -75,7 +76,11 @@ async def run_worker(
     address = await security.bind(server, config.listen)
     await server.start()
     try:
-        engine = await _start_unless(stop, worker)
+        if config.engine == "process":
+            engine = await stop.or_end(worker.start())  # The engine's process is ended as it is.
+        else:
+            with stop.at_once(address):
+                engine = await worker.start()
         if engine is None:
             return 0
         profile = _profile(config, worker, engine, address)
@@ -120,18 +125,6 @@ def add_services(server: grpc.aio.Server, worker: DecodeWorker, *, longest: time
     """longest: see DecodeServicer."""
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker, longest=longest), server)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffServicer(worker), server)
-
-
-async def _start_unless(stop: Stop, worker: DecodeWorker) -> EngineDescription | None:
-    """Loads the model; None if the process was told to stop meanwhile."""
-    starting = asyncio.create_task(worker.start())
-    stopping = asyncio.create_task(stop.requested.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if starting.done():
-        return starting.result()
-    starting.cancel()
-    return None
 
 
 async def _serve(

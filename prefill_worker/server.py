@@ -186,7 +186,8 @@ async def serve(config: Config, stop: Stop) -> int:
     security = Security(config)
     async with Announcement(config.router, "prefill", connect=security.connect) as announcement:
         # In a thread: it imports torch, and the announcement is to be out before.
-        memory = await asyncio.to_thread(make_memory, config)
+        with stop.at_once():
+            memory = await asyncio.to_thread(make_memory, config)
         server = PrefillServer(config, memory=memory, security=security)
         return await _run(server, config, stop, announcement=announcement, metrics_port=metrics_port)
 
@@ -195,15 +196,12 @@ async def _run(server: PrefillServer, config: Config, stop: Stop, *, announcemen
     try:
         address = await server.listen()
         log.info("listening on %s%s", address, f", metrics on 127.0.0.1:{metrics_port}" if metrics_port else "")
-        loading = asyncio.create_task(server.load(announcement=announcement))
-        stopping = asyncio.create_task(stop.requested.wait())
-        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        loading = server.load(announcement=announcement)
         if config.engine == "process":
-            loading.cancel()  # If it was asked to stop: the engine's process is ended as it is.
-        await asyncio.wait([loading])  # A thread that loads weights cannot be interrupted.
-        if not loading.cancelled():
-            loading.result()
+            await stop.or_end(loading)  # The engine's process is ended as it is.
+        else:
+            with stop.at_once(address):
+                await loading
         if not stop.requested.is_set():
             print(f"prefill worker ready on {address}", flush=True)
         return await server.ended(stop)

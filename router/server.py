@@ -11,10 +11,9 @@ import gc
 import logging
 import random
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
-from common.address import Address, UnixAddress
+from common.address import Address
 from common.config import describe
 from common.errors import Unavailable
 from common.metrics import start_metrics_server
@@ -168,7 +167,5 @@ async def serve(config: RouterConfig, stop: Stop) -> NoReturn:
     await router.drain()
     await tracing.close(timeout_seconds=LAST_SPANS_SECONDS)
     await asyncio.sleep(LAST_BYTES.total_seconds())
-    if isinstance(address, UnixAddress):
-        Path(address.host).unlink(missing_ok=True)  # noqa: ASYNC240 - nothing else runs any more
     log.info("stopped")
-    end_now(0)
+    end_now(0, address=address)

@@ -182,7 +182,7 @@ class ProcessEngine(EngineFront):
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     """The child, with this end of the socket pair. It dies when the calling thread does: call it from one that stays."""
-    held_back = {signal.SIGINT, signal.SIGTERM}
+    held_back = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)  # Inherited: the child ignores them once it is able to.
     try:
         return subprocess.Popen(

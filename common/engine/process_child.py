@@ -132,9 +132,11 @@ class SocketPort:
 
 def main() -> NoReturn:
     descriptor, parent = map(int, sys.argv[1:])
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # Held back until now by the parent.
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )  # Held back until now by the parent.
     die_with_parent(parent)
     connection = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()

@@ -55,6 +55,44 @@ def test_lif_03_the_second_signal_ends_the_process_at_once(number: signal.Signal
     assert process.returncode == code
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_while_it_only_starts_a_signal_ends_it_at_once_whatever_its_threads_do(number: signal.Signals, tmp_path: Path) -> None:
+    process = start(
+        f"""
+        import time
+        from common.address import Address
+
+        async def main(stop):
+            path = "{tmp_path}/socket"
+            open(path, "w").close()
+            with stop.at_once(Address.parse("unix:" + path)):
+                print("loading", flush=True)
+                await asyncio.to_thread(time.sleep, 60)
+            return 1
+        """
+    )
+    assert line(process) == "loading"
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert process.returncode == 0 and not list(tmp_path.iterdir())
+
+
+def test_a_hangup_is_a_wish_to_stop_unless_it_was_to_be_ignored() -> None:
+    process = start(WAITING.format(drain=0))
+    assert line(process) == "up"
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "draining\n")
+    process = start("import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)  # As nohup does.\n" + WAITING.format(drain=0))
+    assert line(process) == "up"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "draining\n")
+
+
 def test_a_start_error_is_one_line_and_exit_code_2() -> None:
     process = start("async def main(stop):\n    raise StartError('cannot listen on 127.0.0.1:1: address already in use')")
     _, err = process.communicate(timeout=10)

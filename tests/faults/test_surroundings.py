@@ -1,0 +1,55 @@
+"""What a process is started in, and stopped in: a log that nobody reads, a moment too early."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
+from tests.helpers.client import Client
+from tests.helpers.cluster import ROOT, Process, free_port
+
+pytestmark = pytest.mark.faults
+
+
+async def test_a_log_that_nobody_reads_holds_up_no_call(tiny: Path) -> None:
+    """stderr is a pipe whose reader has stopped, and every refused call has a line."""
+    address = f"127.0.0.1:{free_port()}"
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    line = [sys.executable, "-m", "deploy.tied", str(os.getpid()), sys.executable, "-m", "router"]
+    args = ["--model", str(tiny), "--listen", address]
+    process = subprocess.Popen([*line, *args], cwd=ROOT, stderr=writer, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
+    os.close(writer)
+    try:
+        async with Client(address) as client:
+            await client.stub.GetModel(pb.GetModelRequest(), timeout=30, wait_for_ready=True)
+            for _ in range(100):
+                code, _ = await client.refusal([1], sampling={"max_tokens": 0})
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_told_to_stop_while_it_starts_ends_at_once_and_well(
+    tiny: Path, tmp_path: Path, role: str, number: signal.Signals
+) -> None:
+    listen = f"unix:{tmp_path}/s"
+    process = Process(f"{role}_worker", ["--model", str(tiny), "--listen", listen], log=tmp_path / "log")
+    process.wait_for_line(f"{role} worker .*: model=")
+    process.signal(number)
+    assert process.wait(within=20) == 0
+    assert not (tmp_path / "s").exists() and "Traceback" not in process.output
