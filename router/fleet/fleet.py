@@ -165,8 +165,10 @@ class Fleet:
 
     def _end_session(self, worker: Worker) -> None:
         worker.has_session = False  # From now on: who registers again is given a new one.
-        # The task itself tells the receiver that everything there is gone, and goes when its channel is closed.
-        self._tasks[worker].cancel()
+        # The task itself tells the receiver that everything there is gone, and goes when its channel is closed. It has gone where
+        # the whole router is being stopped.
+        if (task := self._tasks.get(worker)) is not None:
+            task.cancel()
 
     def _forget(self, worker: Worker) -> None:
         del self._sessions[worker], self._tasks[worker]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -235,6 +236,13 @@ async def test_a_registration_that_breaks_and_comes_again_keeps_the_session_and_
                 await eventually(lambda: known.is_placeable, within=3)  # noqa: B023
             assert worker.sessions_opened == 1
         assert len((await stand.client.generate(PROMPT, sampling={"max_tokens": 3})).ids) == 3
+
+
+async def test_a_router_that_stops_complains_of_nothing(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with RouterStand(tiny) as stand:
+        await stand.client.generate(PROMPT, sampling={"max_tokens": 3})
+    gc.collect()  # Of errors in tasks asyncio complains when they are collected.
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_a_session_ends_a_while_after_a_registration_that_does_not_come_again(
