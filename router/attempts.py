@@ -15,6 +15,7 @@ from common.work import FinishReason
 from router.attempt import Attempt, Work
 from router.completion import Completion, Stage
 from router.dispatch import Dispatch
+from router.fleet.circuit import is_fault
 from router.fleet.fleet import Fleet
 from router.fleet.placement import Pair
 from router.inquiries import Inquiries
@@ -120,6 +121,8 @@ class Attempts:
         self._metrics.attempt_failed(error)
         attempt.trace.failed(error.log_text)
         self._fleet.circuits.failed(attempt.pair, error, retryable=retryable, blame=blame)
+        if is_fault(error, retryable=retryable):
+            self._queue.held_up()
         log.warning("attempt %d failed: %s", attempt.number, error, extra=completion.extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from common.errors import PdserveError, ResourceExhausted
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import ANY, Fleet
 from router.fleet.pace import Pace
 from router.fleet.workers import Worker
 from router.queueing.answers import Answers
@@ -96,6 +96,11 @@ class RequestQueue:
                 self._note_pace(tokens)
             self._serve_soon()
 
+    def held_up(self) -> None:
+        """A worker's fault has held up work, for nobody knows how long: that was not the line's pace."""
+        self._pace = Pace()
+        self._note_pace()
+
     def answered(self, *, tokens: int, handoff_seconds: float, seconds: float) -> None:
         """An answer has ended, as Answers.note says."""
         self._answers.note(tokens=tokens, handoff_seconds=handoff_seconds, seconds=seconds)
@@ -107,6 +112,7 @@ class RequestQueue:
         pass
 
     def changed(self) -> None:
+        self._note_pace()
         for waiter in self._line.all():
             self._watch(waiter)
         self._serve_soon()
@@ -179,7 +185,9 @@ class RequestQueue:
             self._serve_soon()
 
     def _note_pace(self, tokens: int = 0) -> None:
-        self._pace.note(self._clock(), is_busy=len(self._line) > 0, tokens=tokens)
+        """Time in which nobody could be served, for want of a pair, is no part of it."""
+        is_busy = len(self._line) > 0 and self._fleet.roster.seats(ANY) is not None
+        self._pace.note(self._clock(), is_busy=is_busy, tokens=tokens)
 
     def _forecast(self, waiter: Waiter | None) -> Forecast:
         """For one in line, or for somebody at its end."""

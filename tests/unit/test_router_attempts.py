@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common.core import SamplingParams
-from common.errors import DeadlineExceeded, Unavailable
+from common.errors import DeadlineExceeded, PdserveError, ResourceExhausted, Unavailable
 from common.tracing import NoTracing
 from common.work import FinishReason
 from router.attempt import Work
@@ -36,6 +36,7 @@ class OneTurn:
         self.waiters: list[Waiter] = []
         self.left: list[Waiter] = []
         self.answers: list[int] = []
+        self.times_held_up = 0
 
     def enter(self, waiter: Waiter) -> None:
         if waiter.place is None:
@@ -52,6 +53,9 @@ class OneTurn:
 
     def freed(self, tokens: int) -> None:
         pass
+
+    def held_up(self) -> None:
+        self.times_held_up += 1
 
     def answered(self, *, tokens: int, handoff_seconds: float, seconds: float) -> None:
         self.answers.append(tokens)
@@ -209,3 +213,12 @@ async def test_an_answer_that_a_fault_held_up_says_nothing_of_what_answers_take(
     attempts.finished(second)
     attempts.finished(first)
     assert queue.answers == [3]
+
+
+@pytest.mark.parametrize(("error", "times"), [(Unavailable("no KV bytes for 10 s"), 1), (ResourceExhausted("full"), 0)])
+async def test_a_worker_s_fault_voids_the_line_s_pace_and_a_full_one_does_not(error: PdserveError, times: int) -> None:
+    queue = OneTurn()
+    attempts, (first,) = make(queue, [], n=1)
+    attempts.begin()
+    attempts.failed(first, error, retryable=True, blame=frozenset())
+    assert queue.times_held_up == times

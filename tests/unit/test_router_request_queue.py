@@ -251,3 +251,34 @@ async def test_a_retry_gets_in_line_after_its_delay_unless_it_has_left() -> None
     assert fate.went is None
     await eventually(lambda: fate.went is not None, within=1)
     assert gone.went is None and len(queue) == 0
+
+
+async def test_time_without_a_pair_and_what_a_fault_held_up_are_not_the_line_s_pace() -> None:
+    clock = Clock()
+    p, d = worker("p", "prefill", queued_tokens=1000), worker("d", "decode")
+    workers = Workers(p, d)
+    queue = queue_of(workers, clock=clock)
+    waits, _ = waiter(1000)
+    queue.enter(waits)
+    clock.now = 3.0
+    queue.freed(3000)  # 1000 a second.
+    d.has_session = False
+    queue.changed()
+    clock.now = 60.0
+    d.has_session = True
+    queue.changed()
+    made, fate = waiter(10, deadline=70.0)
+    queue.enter(made)
+    assert fate.error is None and queue.retry_after() < timedelta(seconds=5)
+
+    clock.now = 90.0  # A transfer stalls.
+    queue.freed(0)
+    late, refused = waiter(10, deadline=95.0)
+    queue.enter(late)
+    assert refused.error is not None, "nothing says yet that it is no load"
+    queue.held_up()
+    again, kept = waiter(10, deadline=95.0)
+    queue.enter(again)
+    assert kept.error is None
+    for each in (waits, made, again):
+        queue.leave(each)
