@@ -1,17 +1,17 @@
 """TlsFiles: certificate, key and authorities, read again when a file changes.
 
 A server asks for them at every new connection, a channel at every new call (common/rpc/secure_channel.py); what is connected
-stays so. A change that does not hold together yet (a new certificate beside the old key) leaves the last good files in force.
+stays so. A change that does not hold together yet (a new certificate beside the old key), or is out of date, leaves the last good
+files in force.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import ssl
+import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -19,6 +19,7 @@ import grpc
 
 from common.errors import StartError
 from common.file_stamp import FileStamp
+from common.rpc.tls_checks import check_authorities, check_dates, check_pair
 
 log = logging.getLogger(__name__)
 _Stamps = tuple[FileStamp | None, ...]
@@ -40,6 +41,7 @@ class TlsFiles:
         that peers are verified with; None: those of the system. Raises StartError on files that cannot be used."""
         self._paths = {"--tls-cert": cert, "--tls-key": key, "--tls-ca": ca}
         self._lock = threading.Lock()
+        self._expires_at = math.inf
         self._stamps = self._look()
         self.version = 0
         """Rises with every change that took effect."""
@@ -61,6 +63,9 @@ class TlsFiles:
                     log.info("TLS files have changed: new connections use the new ones")
                 except (OSError, ValueError) as error:
                     log.error("TLS files have changed and those before hold: %s", error)
+            if time.time() > self._expires_at:
+                log.error("--tls-cert %s has expired: whoever verifies it refuses this process", self._paths["--tls-cert"])
+                self._expires_at = math.inf  # Said once.
             return self.version
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
@@ -96,43 +101,11 @@ class TlsFiles:
         pem = _Pem(*(None if path is None else _bytes(flag, path) for flag, path in self._paths.items()))
         cert, key, ca = (f"{flag} {path}" for flag, path in self._paths.items())
         if pem.ca is not None:
-            _check_authorities(pem.ca, name=ca)
+            check_authorities(pem.ca, name=ca)
         if pem.cert is not None and pem.key is not None:
-            _check_pair(pem.cert, pem.key, cert_name=cert, key_name=key)
+            check_pair(pem.cert, pem.key, cert_name=cert, key_name=key)
+            self._expires_at = check_dates(pem.cert, pem.key, name=cert, now=time.time())
         return pem
-
-
-def _check_authorities(pem: bytes, *, name: str) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError):
-        raise ValueError(f"{name} must have certificates in PEM form") from None
-
-
-def _check_pair(cert: bytes, key: bytes, *, cert_name: str, key_name: str) -> None:
-    """By way of memory files: what is checked is what is used, whatever happens to the files meanwhile."""
-
-    def no_password() -> str:
-        raise ValueError(f"{key_name} must not be encrypted")
-
-    with _memory_file(cert) as cert_file, _memory_file(key) as key_file:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_file, key_file, no_password)
-        except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH":
-                raise ValueError(f"{key_name} must be the key of {cert_name}") from None
-            raise ValueError(f"{cert_name} must be a certificate and {key_name} its key, both in PEM form") from None
-
-
-@contextmanager
-def _memory_file(data: bytes) -> Iterator[str]:
-    descriptor = os.memfd_create("pem")
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(data)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
 
 
 def _bytes(flag: str, path: Path) -> bytes:

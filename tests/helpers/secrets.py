@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
@@ -38,10 +39,12 @@ class Secrets:
             for path in (self.clients, self.workers, self.operators):
                 self.write_tokens(path, [secrets.token_urlsafe(24)])
 
-    def issue(self, by: trustme.CA | None = None) -> None:
+    def issue(
+        self, by: trustme.CA | None = None, *, not_before: datetime | None = None, not_after: datetime | None = None
+    ) -> None:
         """A new certificate of authority `by` in place of the one before."""
         by = by or authority()
-        made = by.issue_cert("localhost", "127.0.0.1", "::1")
+        made = by.issue_cert("localhost", "127.0.0.1", "::1", not_before=not_before, not_after=not_after)
         replace(self.ca, by.cert_pem.bytes())
         replace(self.key, made.private_key_pem.bytes())
         replace(self.cert, b"".join(blob.bytes() for blob in made.cert_chain_pems))

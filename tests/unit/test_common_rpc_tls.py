@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,40 @@ async def test_a_change_that_does_not_hold_together_leaves_the_last_good_files(
         assert str(secrets.key) in caplog.text
         secrets.key.write_bytes(good)
         assert await outcome(secrets.connect(str(address))) == "ok"
+
+
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(("begins", "ends"), [(-9, -1), (1, 9)], ids=["expired", "not yet valid"])
+async def test_a_certificate_out_of_date_ends_the_start_and_does_not_replace_one_in_force(
+    secrets: Secrets, begins: int, ends: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    side, now = security(secrets), datetime.now(UTC)
+    secrets.issue(not_before=now + begins * DAY, not_after=now + ends * DAY)
+    with pytest.raises(StartError, match=f"--tls-cert {secrets.cert} must be valid now, it is from .* GMT to .* GMT"):
+        security(secrets)
+    async with serving(side) as address:
+        assert await outcome(side.connect(address)) == await outcome(side.connect(address)) == "ok"
+        assert [record.message for record in caplog.records if "must be valid now" in record.message] != []
+        secrets.issue()
+        assert await outcome(side.connect(address)) == "ok"
+    assert len([record for record in caplog.records if "those before hold" in record.message]) == 1
+
+
+def test_a_certificate_that_runs_out_in_service_is_said_once(
+    secrets: Secrets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    secrets.issue(not_before=now - DAY, not_after=now + DAY)
+    files = TlsFiles(cert=secrets.cert, key=secrets.key, ca=secrets.ca)
+    files.refresh()
+    assert "has expired" not in caplog.text
+    later = (now + 2 * DAY).timestamp()
+    monkeypatch.setattr("common.rpc.tls.time.time", lambda: later)
+    files.refresh()
+    files.refresh()
+    assert caplog.text.count(f"--tls-cert {secrets.cert} has expired") == 1
 
 
 async def test_a_channel_made_after_the_files_have_changed_shows_the_new_ones(secrets: Secrets) -> None:
