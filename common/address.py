@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
@@ -45,6 +46,14 @@ class Address(NamedTuple):
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def is_wildcard(self) -> bool:
+        """Every address of this host, and so none that could be dialled: 0.0.0.0, [::], and 0, which the system takes for it."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return re.fullmatch(r"(0x)?0+(\.(0x)?0+)*", self.host) is not None
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
@@ -69,6 +78,10 @@ class UnixAddress(Address):
     @property
     def is_local(self) -> bool:
         return True
+
+    @property
+    def is_wildcard(self) -> bool:
+        return False
 
     def __str__(self) -> str:
         return f"unix:{self.host}"

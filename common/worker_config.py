@@ -20,7 +20,6 @@ MIB = 1 << 20
 PrefillAttention = Literal["auto", "flashinfer", "torch"]
 DecodeAttention = Literal["auto", "xqa", "flashinfer", "torch"]
 ENGINES = ("thread", "process", "sim")
-_WILDCARDS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,7 @@ class WorkerConfig(SecurityConfig):
             raise ValueError(f"--sim-profile and --time-scale need --engine sim, got --engine {self.engine}")
         self._check_gpu_options()
         check_endpoint(self.otlp_endpoint)
-        if self.listen.host in _WILDCARDS and self.advertise is None:
+        if self.listen.is_wildcard and self.advertise is None:
             raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
         self.check_listen(self.listen)
         for router in self.router:

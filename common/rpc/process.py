@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -77,6 +78,7 @@ class Stop:
 
 def run_process(main: Callable[[Stop], Awaitable[int]]) -> NoReturn:
     """Runs main in an event loop and ends the process with the code it returns."""
+    _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_run(main))
@@ -84,6 +86,13 @@ def run_process(main: Callable[[Stop], Awaitable[int]]) -> NoReturn:
         print(f"error: {_first(errors)}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def _raise_file_limit() -> None:
+    """As many connections as the system allows: what is usual to begin with, 1,024, is a limit for programs that use select()."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # Some systems call it unlimited and mean less.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def end_now(code: int, *, address: Address | None = None) -> NoReturn:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from common.address import Address
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.helpers.client import Client
 from tests.helpers.cluster import ROOT, Process, free_port
@@ -40,6 +44,23 @@ async def test_a_log_that_nobody_reads_holds_up_no_call(tiny: Path) -> None:
         process.kill()
         process.wait()
         os.close(reader)
+
+
+def test_more_clients_than_the_usual_number_of_files_are_served(tiny: Path) -> None:
+    """The soft limit is where a shell begins, the hard one what the system allows."""
+    address = Address("127.0.0.1", free_port())
+    line = [sys.executable, "-m", "deploy.tied", str(os.getpid()), sys.executable, "-m", "router"]
+    limited = f"ulimit -Sn 128 && exec {shlex.join([*line, '--model', str(tiny), '--listen', str(address)])}"
+    with (
+        subprocess.Popen(["sh", "-c", limited], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process,
+        contextlib.ExitStack() as clients,
+    ):
+        assert process.stderr is not None
+        assert any("listening on" in written for written in iter(process.stderr.readline, ""))
+        for _ in range(200):
+            one = clients.enter_context(socket.create_connection((address.host, address.port), timeout=10))
+            assert len(one.recv(9)) == 9, "HTTP/2 begins with the server's settings"
+        process.terminate()
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -87,3 +87,13 @@ def test_a_path_that_no_socket_can_have_is_refused() -> None:
 )  # fmt: skip
 def test_what_only_this_host_reaches(text: str, local: bool) -> None:
     assert Address.parse(text).is_local is local
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0:0:0:0:0:0:0:0", "0", "0.0", "0x0"])
+def test_a_wildcard_in_any_writing_is_one(host: str) -> None:
+    assert Address(host, 5).is_wildcard and not Address(host, 5).is_local
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:5", "[::1]:5", "localhost:5", "10.0.0.1:5", "x:5", "unix:/0"])
+def test_what_can_be_dialled_is_no_wildcard(text: str) -> None:
+    assert not Address.parse(text).is_wildcard
