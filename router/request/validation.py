@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from common.core import SamplingParams
 from common.errors import InvalidRequest, OutOfRange, Unimplemented
@@ -176,11 +176,26 @@ def _template_kwargs(given: str) -> dict[str, Any]:
     field, shown = "chat.template_kwargs_json", given[: rules.SHOWN]
     rules.check_bytes(field, given, MAX_KWARGS_BYTES)
     try:
-        kwargs = json.loads(given) if given else {}
+        kwargs = json.loads(given, parse_constant=_no_number) if given else {}
     except (ValueError, RecursionError):
         kwargs = None
     if not isinstance(kwargs, dict):
         raise InvalidRequest(field, "must be a JSON object", shown)
     if "messages" in kwargs:
         raise InvalidRequest(field, 'must not have "messages": they have a field of their own', shown)
+    if "\\u" in given and not _is_unicode(kwargs):
+        raise InvalidRequest(field, "must be valid Unicode, without lone surrogates", shown)
     return kwargs
+
+
+def _no_number(name: str) -> NoReturn:
+    """NaN, Infinity, -Infinity: Python reads them, JSON has none."""
+    raise ValueError(name)
+
+
+def _is_unicode(value: dict[str, Any]) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -118,3 +118,17 @@ def test_a_cap_beyond_the_context_changes_nothing() -> None:
     assert capped.max_prompt_tokens == LIMITS.max_context - 1
     with pytest.raises(OutOfRange, match=f"the context of {LIMITS.max_context} less one"):
         check_prompt([1] * LIMITS.max_context, capped)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_template_variables_are_json_which_has_no_such_numbers(number: str) -> None:
+    message = refusal(request(chat=chat(("user", "hi"), kwargs=f'{{"x": [{number}]}}')))
+    assert message.startswith("chat.template_kwargs_json must be a JSON object, got ")
+
+
+def test_lone_surrogates_in_template_variables_are_refused_by_the_field_s_name() -> None:
+    for kwargs in (r'{"x": ["\ud800"]}', r'{"\uDFFF": 1}', r'{"x": "\ude00\ud83d"}'):
+        message = refusal(request(chat=chat(("user", "hi"), kwargs=kwargs)))
+        assert message.startswith("chat.template_kwargs_json must be valid Unicode, without lone surrogates, got ")
+    paired = valid(chat=chat(("user", "hi"), kwargs=r'{"x": "\ud83d\ude00"}'))
+    assert isinstance(paired.prompt, ChatPrompt) and paired.prompt.kwargs == {"x": "😀"}
