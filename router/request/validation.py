@@ -70,8 +70,9 @@ def validate_tokenize(pb: pb2.TokenizeRequest, limits: Limits) -> TextPrompt | C
 def validate_detokenize(pb: pb2.DetokenizeRequest, limits: Limits) -> list[int]:
     """The ids, each in the vocabulary; none are fine."""
     rules.check_entries("token_ids", pb.token_ids, MAX_LISTED)
-    rules.check_ids("token_ids", pb.token_ids, vocab_size=limits.vocab_size)
-    return list(pb.token_ids)
+    ids = list(pb.token_ids)  # Read faster than the message is.
+    rules.check_ids("token_ids", ids, vocab_size=limits.vocab_size)
+    return ids
 
 
 def check_prompt(ids: Sequence[int], limits: Limits, *, field: str = "prompt") -> None:
@@ -143,12 +144,18 @@ def _prompt(pb: pb2.GenerateRequest, limits: Limits) -> Prompt:
         case "text":
             return _text(pb.text)
         case "token_ids":
-            check_prompt(pb.token_ids.ids, limits, field="token_ids")
-            return IdsPrompt(list(pb.token_ids.ids))
+            return IdsPrompt(_token_ids(pb.token_ids.ids, limits))
         case "chat":
             return _chat(pb.chat, limits)
         case _:
             raise InvalidRequest("prompt", "must be one of text, token_ids, chat", None)
+
+
+def _token_ids(given: Sequence[int], limits: Limits) -> list[int]:
+    limits.prompt_length.check(len(given), field="token_ids")
+    ids = list(given)  # Read faster than the message is.
+    check_prompt(ids, limits, field="token_ids")
+    return ids
 
 
 def _text(text: str) -> TextPrompt:
