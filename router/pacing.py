@@ -1,7 +1,13 @@
-"""When a call's writer writes.
+"""When the writers of streams write.
 
-A write costs the router, and the client, far more than a token, so tokens are gathered: the first goes out at once, later ones
-no sooner after the last write than a gap that grows with the number of streams. An idle stream's token never waits.
+A write costs the router, and the client, far more than a token, and one among others far less than one alone, which wakes every
+thread on its way. So tokens are gathered, and streams write in rounds:
+
+    round      |<- gap / ROUNDS ->| round          a stream writes in a round if it has something, and
+    stream A   |<- gap ------------------- ... ->| its last write is a gap ago
+
+The gap grows with the number of streams. After a moment without tokens the next round begins at once, with all tokens that come
+in the same turn of the event loop; and nobody's first or last token waits for a round.
 """
 
 from __future__ import annotations
@@ -12,6 +18,8 @@ from collections.abc import Callable
 
 WRITE_SECONDS = 80e-6
 """What one write costs router and client together on the machine this was measured on (bench/router.py)."""
+ROUNDS = 4
+"""In a gap: more would gather fewer writes each, fewer would hold up those whose gap is over."""
 
 
 def write_gap(active_streams: int) -> float:
@@ -19,44 +27,81 @@ def write_gap(active_streams: int) -> float:
     return active_streams * WRITE_SECONDS
 
 
-class Outlet:
-    """Wakes one call's writer. touch() and touch_now() are cheap, never block and may come in any number."""
+class Rounds:
+    """Of all streams of a router. Event loop only."""
 
     def __init__(self, *, active_streams: Callable[[], int]) -> None:
         self._active_streams = active_streams
-        self._loop = asyncio.get_running_loop()
-        self._next_write = 0.0
+        self._waiting: set[Outlet] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._last = 0.0
+
+    @property
+    def gap(self) -> float:
+        return write_gap(self._active_streams())
+
+    def add(self, outlet: Outlet, now: float) -> None:
+        """It writes in the first round after its gap."""
+        self._waiting.add(outlet)
+        if self._timer is None:
+            self._arm(self._last + self.gap / ROUNDS - now)
+
+    def discard(self, outlet: Outlet) -> None:
+        """Idempotent."""
+        self._waiting.discard(outlet)
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._begin)
+
+    def _begin(self) -> None:
+        now, between = time.monotonic(), self.gap / ROUNDS
+        self._last, self._timer = now, None
+        for outlet in [outlet for outlet in self._waiting if outlet.next_write <= now + between / 2]:
+            outlet.touch_now()
+        if self._waiting:
+            self._arm(between)
+
+
+class Outlet:
+    """Wakes one call's writer. touch() and touch_now() are cheap, never block and may come in any number.
+    next_write: time.monotonic() seconds; 0 before the first."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.next_write = 0.0
+        self._rounds = rounds
         self._waiter: asyncio.Future[None] | None = None
-        self._ready = False
+        self._is_waiting = False
+        """For a round."""
+        self._is_ready = False
 
     def touch(self, now: float) -> None:
         """There is something to write. now: time.monotonic() seconds."""
-        if self._ready or self._timer is not None:
+        if self._is_ready or self._is_waiting:
             return
-        if now >= self._next_write:
-            self.touch_now()
+        if self.next_write:
+            self._is_waiting = True
+            self._rounds.add(self, now)
         else:
-            self._timer = self._loop.call_later(self._next_write - now, self.touch_now)
+            self.touch_now()
 
     def touch_now(self) -> None:
         """There is something that must not wait."""
         self.close()
-        self._ready = True
+        self._is_ready = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
         """Returns when it is time to write. Then call wrote()."""
-        if not self._ready:
-            self._waiter = self._loop.create_future()
+        if not self._is_ready:
+            self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        self._ready = False
+        self._is_ready = False
 
     def wrote(self) -> None:
-        self._next_write = time.monotonic() + write_gap(self._active_streams())
+        self.next_write = time.monotonic() + self._rounds.gap
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._is_waiting:
+            self._is_waiting = False
+            self._rounds.discard(self)

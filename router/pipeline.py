@@ -32,7 +32,7 @@ from router.fleet.capacity import output_limit
 from router.fleet.fleet import ANY, Fleet
 from router.journey import Journey, Write
 from router.metrics import RouterMetrics
-from router.pacing import Outlet
+from router.pacing import Outlet, Rounds
 from router.queueing.request_queue import RequestQueue
 from router.request.valid_request import MAX_ID_BYTES, Limits, ValidRequest
 from router.request.validation import check_prompt, validate
@@ -83,6 +83,7 @@ class Pipeline:
         self._slow_client_timeout = slow_client_timeout
         self._log_prompts = log_prompts
         self._uids = Uids()
+        self._rounds = Rounds(active_streams=lambda: admission.streaming)
 
     @property
     def limits(self) -> Limits:
@@ -182,7 +183,7 @@ class Pipeline:
         journey = Journey(
             work.request_id,
             prompt_tokens=len(work.prompt),
-            outlet=Outlet(active_streams=lambda: self._admission.streaming),
+            outlet=Outlet(self._rounds),
             stopwatch=Stopwatch(arrived_at=arrived_at, metrics=self._metrics),
             token_bytes=bytes_per_token(request.logprobs),
             slow_client_timeout=self._slow_client_timeout,

@@ -18,7 +18,7 @@ from router.completion import Completion, Stage
 from router.fleet.placement import Pair
 from router.journey import Journey
 from router.metrics import RouterMetrics
-from router.pacing import Outlet
+from router.pacing import Outlet, Rounds
 from router.stake import Stake
 from router.stopwatch import Stopwatch
 from router.text.output import PLAIN_TOKEN_BYTES, Output
@@ -50,7 +50,7 @@ class NoAttempts:
 def make(**options: Any) -> tuple[Journey, Completion, Any]:
     attempts: Any = NoAttempts()
     stopwatch = Stopwatch(arrived_at=0.0, metrics=RouterMetrics(CollectorRegistry()))
-    journey = Journey("r", prompt_tokens=1, outlet=Outlet(active_streams=lambda: 0), stopwatch=stopwatch, **options)
+    journey = Journey("r", prompt_tokens=1, outlet=Outlet(Rounds(active_streams=lambda: 0)), stopwatch=stopwatch, **options)
     completion = Completion(uid=1, number=0, output=Output(None, request_id="r", number=0, logprobs=False), events=journey)
     journey.prepare([completion], attempts)
     stake = Stake(attempts.pair, members=1, tokens=1, pages=1, on_freed=lambda tokens: None)
