@@ -1,7 +1,7 @@
 """The fake workers of bench/router.py, in a process of their own: prefill takes no time, decode emits steps as told.
 
     python -m bench.router_worker --router ADDR --direct ADDR --fingerprint HEX --times FILE [--rate TOKENS_PER_SECOND]
-        [--workers N]
+        [--workers N] [--deaf]
 
 At --direct the same process serves clients itself (bench/router_direct.py): what a stream costs without a router.
 Every token's id is the number of the step that made it, modulo IDS; FILE holds the time of each such step, so that a client
@@ -71,16 +71,17 @@ class Decoder:
 
 
 class Prefill(prefill_pb2_grpc.PrefillServiceServicer):
-    """Hands each prompt to the decode worker that the router chose."""
+    """Hands each prompt to the decode worker that the router chose; a deaf one takes them and never begins."""
 
-    def __init__(self, worker_id: str, decoders: Mapping[str, Decoder]) -> None:
+    def __init__(self, worker_id: str, decoders: Mapping[str, Decoder], *, is_deaf: bool) -> None:
         self._worker_id = worker_id
         self._decoders = decoders
+        self._is_deaf = is_deaf
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
         await context.write(prefill_pb2.PrefillSessionResponse(opened=prefill_pb2.SessionOpened(worker_id=self._worker_id)))
         async for message in request_iterator:
-            if message.HasField("submit"):
+            if message.HasField("submit") and not self._is_deaf:
                 key = message.submit.req.key
                 first = work_pb2.Token(uid=key.uid, attempt=key.attempt, index=0)
                 if is_only := message.submit.req.output_len == 1:
@@ -110,8 +111,8 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
                 self._decoder.cancel(message.cancel.uid)
 
 
-async def main(router: str, direct: str, fingerprint: str, steps: Steps, *, workers: int) -> None:
-    """workers: prefill workers and as many decode workers."""
+async def main(router: str, direct: str, fingerprint: str, steps: Steps, *, workers: int, is_deaf: bool) -> None:
+    """workers: prefill workers and as many decode workers. is_deaf: see Prefill."""
     same = Compatibility(fingerprint, "float32", 16, 4096, 2, 2, 16)
     load = WorkerLoad(pages=PageCounts(TOTAL_PAGES, 0, 0, 0, TOTAL_PAGES))
     roles: list[tuple[str, Role, Any, Any]] = []
@@ -119,7 +120,8 @@ async def main(router: str, direct: str, fingerprint: str, steps: Steps, *, work
     for name, decoder in decoders.items():
         roles.append((name, "decode", decode_pb2_grpc.add_DecodeServiceServicer_to_server, Decode(name, decoder)))
         name = f"p{name[1:]}"
-        roles.append((name, "prefill", prefill_pb2_grpc.add_PrefillServiceServicer_to_server, Prefill(name, decoders)))
+        prefill = Prefill(name, decoders, is_deaf=is_deaf)
+        roles.append((name, "prefill", prefill_pb2_grpc.add_PrefillServiceServicer_to_server, prefill))
     server = make_server()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(Direct(steps), server)
     await bind(server, Address.parse(direct))
@@ -147,6 +149,7 @@ if __name__ == "__main__":
     parser.add_argument("--times", type=Path, required=True)
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--workers", type=int, default=1, help="prefill workers, and as many decode workers")
+    parser.add_argument("--deaf", action="store_true", help="prefill workers take requests and never begin")
     args = parser.parse_args()
     with args.times.open("r+b") as file, mmap.mmap(file.fileno(), IDS * 8) as shared:
         uvloop.run(
@@ -156,5 +159,6 @@ if __name__ == "__main__":
                 args.fingerprint,
                 Steps(memoryview(shared).cast("d"), rate=args.rate),
                 workers=args.workers,
+                is_deaf=args.deaf,
             )
         )

@@ -17,6 +17,9 @@ T = TypeVar("T")
 class WaitingLine(Protocol):
     """What the bounds are asked for when they are met."""
 
+    def would_displace(self, priority: int, tenant: str) -> bool:
+        """Whether displace() would find one."""
+
     def displace(self, priority: int, tenant: str, error: PdserveError) -> bool:
         """Refuses one that waits with this error, if there is one that has less of a right to its place than a newcomer."""
 
@@ -67,19 +70,21 @@ class Admission:
         """From now on nobody gets in."""
         self._closed_because = reason
 
+    def check_room(self, *, priority: int, tenant: str) -> None:
+        """Raises what enter() would for want of room, whatever the request's name: so that a request that is refused costs no
+        more than that."""
+        self._check_bounds()
+        if self._is_queue_full and not self._line.would_displace(priority, tenant):
+            raise self._queue_full()
+
     def enter(self, request_id: str, *, client: str = "", priority: int = 0, tenant: str = "") -> Ticket:
         """client: among whose requests the name must be the only one. Raises Unavailable when closed, AlreadyExists for a name in
         use, ResourceExhausted naming the full limit."""
-        if self._closed_because is not None:
-            raise Unavailable(self._closed_because, reason="shutting_down")
+        self._check_bounds()
         if (client, request_id) in self._inside:
             raise AlreadyExists(f"request_id {request_id!r} is in use by a running request")
-        if self.in_flight >= self.max_in_flight:
-            raise self._full(self.in_flight, self.max_in_flight, "are in flight", "--max-in-flight", "too_many_in_flight")
-        if self._queued >= self.max_queue:
-            full = self._full(self._queued, self.max_queue, "wait for their first token", "--max-queue", "queue_full")
-            if not self._line.displace(priority, tenant, full):
-                raise full
+        if self._is_queue_full and not self._line.displace(priority, tenant, full := self._queue_full()):
+            raise full
         ticket = self._inside[client, request_id] = Ticket(self, request_id, client)
         self._queued += 1
         self.let_in += 1
@@ -99,6 +104,20 @@ class Admission:
 
     def tickets(self) -> list[Ticket]:
         return list(self._inside.values())
+
+    @property
+    def _is_queue_full(self) -> bool:
+        return self._queued >= self.max_queue
+
+    def _check_bounds(self) -> None:
+        """Those that nobody's place can be taken at."""
+        if self._closed_because is not None:
+            raise Unavailable(self._closed_because, reason="shutting_down")
+        if self.in_flight >= self.max_in_flight:
+            raise self._full(self.in_flight, self.max_in_flight, "are in flight", "--max-in-flight", "too_many_in_flight")
+
+    def _queue_full(self) -> ResourceExhausted:
+        return self._full(self._queued, self.max_queue, "wait for their first token", "--max-queue", "queue_full")
 
     def _full(self, count: int, limit: int, which: str, flag: str, reason: str) -> ResourceExhausted:
         wait = self._line.retry_after()

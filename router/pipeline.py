@@ -1,6 +1,6 @@
 """What the router does with a GenerateRequest.
 
-1. validate    every field's rule, nothing tokenized
+1. validate    every field's rule, nothing tokenized; a full router does not even look
 2. admit       a name nobody uses, and room in the queue
 3. tokenize    long prompts in a thread; then the rules of a tokenized prompt
 4. measure     how many tokens it may make, from the context and the pools
@@ -96,6 +96,7 @@ class Pipeline:
         bind(about)
         trace = RequestTrace(self._tracing, parent=caller.traceparent, arrived_at=caller.arrived_at)
         try:
+            self._admission.check_room(priority=pb.priority, tenant=caller.tenant)
             request = validate(pb, self.limits)
             about.request_id = name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
             await self._admission.left(name, client=caller.client, within_seconds=GOODBYE_SECONDS)

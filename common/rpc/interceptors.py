@@ -1,4 +1,5 @@
-"""From an exception in a handler to the call's status, in one place; each is logged once.
+"""From an exception in a handler to the call's status, in one place; each is logged once, of very many the rest of a second in
+one line (common/rpc/refusal_log.py).
 
 | raised                         | status                    | logged              |
 | a PdserveError                 | its own, with its text [1]| one line            |
@@ -30,12 +31,14 @@ from common import logs
 from common.errors import LEAVING_METADATA, InvalidArgument, Leaving, PdserveError, ResourceExhausted
 from common.rpc.compression import inflated
 from common.rpc.handlers import rewrap
+from common.rpc.refusal_log import RefusalLog
 from common.rpc.retry_info import status_of
 
 # A status message travels in a header, and peers refuse headers beyond some KiB.
 MAX_MESSAGE_CHARS = 1000
 
 log = logging.getLogger(__name__)
+_refusals = RefusalLog(log)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -44,6 +47,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, *, max_message_bytes: int) -> None:
         """max_message_bytes: of a request, inflated, and of an answer; grpc itself would end a larger answer with a traceback."""
         self._max_message_bytes = max_message_bytes
+        self._guarded: dict[str, tuple[Any, Any]] = {}
+        """By method: the handler last seen, which is the same for every call unless something within wraps it anew, and ours."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -51,12 +56,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        limit = self._max_message_bytes
-        return rewrap(
-            handler,
-            lambda behavior: _guard(behavior, handler_call_details.method, limit),
-            deserializer=_deserializer(handler, max_bytes=limit),
-        )
+        method, limit = handler_call_details.method, self._max_message_bytes
+        seen, guarded = self._guarded.get(method, (None, None))
+        if seen is not handler:
+            read = _deserializer(handler, max_bytes=limit)
+            guarded = rewrap(handler, lambda behavior: _guard(behavior, method, limit), deserializer=read)
+            self._guarded[method] = handler, guarded
+        return guarded
 
 
 class _Malformed:
@@ -142,7 +148,7 @@ async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException
         # A write that met the end of its call: the deadline passed or the client went before we were told (CAN-10).
         raise asyncio.CancelledError("the call has ended already") from error
     if isinstance(error, PdserveError):
-        log.info("%s: %s: %s", method, error.status.name, _shortened(error.log_text), extra=extra)
+        _refusals.note(method, error.status, _shortened(error.log_text), extra=extra)
         await _abort(context, error, error.status, _shortened(str(error)), retry_after=error.retry_after)
     log.error("%s failed", method, exc_info=error, extra=extra)
     await _abort(context, error, grpc.StatusCode.INTERNAL, "internal error")

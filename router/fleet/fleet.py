@@ -55,6 +55,7 @@ class Fleet:
         self._changed = asyncio.Event()
         self._roster: Roster | None = None
         self._capacity: Capacity | None = None
+        self._computing: tuple[Worker, ...] | None = None
         registry.listen(self)
 
     def joined(self, worker: Worker) -> None:
@@ -75,7 +76,7 @@ class Fleet:
             self._end_session(worker)
 
     def changed(self) -> None:
-        self._roster = self._capacity = None
+        self._roster = self._capacity = self._computing = None
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -90,6 +91,14 @@ class Fleet:
             if self.circuits.are_closed:  # Else it changes with time, too.
                 self._roster = roster
         return roster
+
+    @property
+    def computing(self) -> tuple[Worker, ...]:
+        """Placeable workers that compute prompts, whatever their circuits."""
+        if self._computing is None:
+            live = self.registry.live
+            self._computing = tuple(worker for worker in live if worker.is_placeable and worker.computes_prompts)
+        return self._computing
 
     @property
     def capacity(self) -> Capacity:

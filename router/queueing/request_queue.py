@@ -26,6 +26,8 @@ from router.queueing.waiter import Waiter
 LOOKAHEAD = 16
 """How many of the line may be next, of those that some worker could take: whoever is first and finds no room is bypassed by
 these alone."""
+HINT_SECONDS = 0.1
+"""How long what was said of when to try again, in whole seconds, is said again."""
 
 
 class RequestQueue:
@@ -44,6 +46,8 @@ class RequestQueue:
         """Of prompts that were computed while somebody waited, for the first time each: what runs again gets nobody forward."""
         self._answers = Answers()
         self._is_serving_soon = False
+        self._hint: tuple[float, timedelta] | None = None
+        """When it was made, and when to try again."""
         fleet.registry.listen(self)
 
     def __len__(self) -> int:
@@ -78,6 +82,10 @@ class RequestQueue:
             self._line.remove(waiter, goes=False)
             self._serve_soon()
 
+    def would_displace(self, priority: int, tenant: str) -> bool:
+        """Whether displace() would find one."""
+        return self._line.displaceable_for(priority, tenant) is not None
+
     def displace(self, priority: int, tenant: str, error: PdserveError) -> bool:
         """Refuses one that waits with this error, if there is one that has less of a right to its place than a newcomer."""
         if (waiter := self._line.displaceable_for(priority, tenant)) is None:
@@ -86,8 +94,11 @@ class RequestQueue:
         return True
 
     def retry_after(self) -> timedelta:
-        """When a request that came now would have its turn, if it waited."""
-        return self._forecast(None).retry_after
+        """When a request that came now would have its turn, if it waited; of thousands that are refused many get one answer."""
+        now = self._clock()
+        if self._hint is None or now - self._hint[0] > HINT_SECONDS:
+            self._hint = now, self._forecast(None).retry_after
+        return self._hint[1]
 
     def freed(self, tokens: int) -> None:
         """Work has ended somewhere. tokens: of a prompt that was computed for the first time, else 0."""
@@ -192,7 +203,7 @@ class RequestQueue:
     def _forecast(self, waiter: Waiter | None) -> Forecast:
         """For one in line, or for somebody at its end."""
         in_line = self._line.tokens_ahead(waiter) if waiter is not None else self._line.tokens
-        workers = [worker for worker in self._fleet.registry.live if worker.is_placeable and worker.computes_prompts]
+        workers = self._fleet.computing
         paces = [pace for worker in workers if (pace := worker.pace.rate) is not None]
         return Forecast(
             tokens_ahead=in_line + sum(worker.queued_tokens for worker in workers),

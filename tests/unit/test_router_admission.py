@@ -16,6 +16,9 @@ pytestmark = pytest.mark.unit
 class Nobody:
     """A line in which nobody waits."""
 
+    def would_displace(self, priority: int, tenant: str) -> bool:
+        return False
+
     def displace(self, priority: int, tenant: str, error: PdserveError) -> bool:
         return False
 
@@ -28,6 +31,9 @@ class OneBetter(Nobody):
 
     def __init__(self) -> None:
         self.refused: list[PdserveError] = []
+
+    def would_displace(self, priority: int, tenant: str) -> bool:
+        return priority > 0
 
     def displace(self, priority: int, tenant: str, error: PdserveError) -> bool:
         if priority > 0:
@@ -154,3 +160,19 @@ async def test_a_name_is_waited_for_until_its_holder_leaves_and_no_longer_than_s
     await admission.left("a", within_seconds=60)
     with admission.enter("a"):
         pass
+
+
+def test_want_of_room_is_told_without_a_name_and_moves_nobody() -> None:
+    line = OneBetter()
+    admission = Admission(line=line, max_queue=1, max_in_flight=2)
+    admission.check_room(priority=0, tenant="")
+    with admission.enter("a"):
+        with pytest.raises(ResourceExhausted, match="--max-queue"):
+            admission.check_room(priority=0, tenant="")
+        admission.check_room(priority=1, tenant="")
+        assert line.refused == [] and admission.in_flight == 1
+        with admission.enter("b", priority=1), pytest.raises(ResourceExhausted, match="--max-in-flight"):
+            admission.check_room(priority=1, tenant="")
+    admission.close("bye")
+    with pytest.raises(Unavailable, match="bye"):
+        admission.check_room(priority=1, tenant="")

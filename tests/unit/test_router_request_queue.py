@@ -50,6 +50,10 @@ class Workers:
         self._listener.changed()
 
     @property
+    def computing(self) -> tuple[Worker, ...]:
+        return tuple(worker for worker in self.live if worker.is_placeable and worker.computes_prompts)
+
+    @property
     def roster(self) -> Roster:
         return Roster(self.live)
 
