@@ -118,7 +118,9 @@ def stand(model: Path, *, rate: float, workers: int = 1) -> Iterator[Stand]:
         times = folder / "times"
         times.write_bytes(bytes(IDS * 8))
         address, direct = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        router = Process("router", ["--model", str(model), "--listen", address], log=folder / "router.log")
+        # Patient: a pretended worker that was taken for dead on busy cores cannot go on where another stopped.
+        patience = ["--peer-silence", "60s", "--worker-silence", "60s"]
+        router = Process("router", ["--model", str(model), "--listen", address, *patience], log=folder / "router.log")
         arguments = ["--router", address, "--fingerprint", fingerprint(ModelDir.open(model)), "--times", str(times)]
         worker = Process(
             "bench.router_worker",

@@ -1,4 +1,4 @@
-"""Metrics for the path of every delta: the event loop adds plain numbers, and only a scrape makes metrics of them."""
+"""Metrics for the path of every delta and request: the event loop adds plain numbers, and only a scrape makes metrics of them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from prometheus_client.registry import Collector
 
 
 class HotCounter(Collector):
-    def __init__(self, name: str, text: str, label: str, values: Sequence[str]) -> None:
-        """values: of the one label."""
+    def __init__(self, name: str, text: str, label: str, values: Sequence[str] = ()) -> None:
+        """values: of the one label, those that are shown before they were first counted."""
         self._name, self._text, self._label = name, text, label
         self._totals = dict.fromkeys(values, 0)
 
-    def add(self, value: str, count: int) -> None:
+    def add(self, value: str, count: int = 1) -> None:
         """What is not more than 0 is left out: a counter never decreases (OBS-03)."""
         if count > 0:
-            self._totals[value] += count
+            self._totals[value] = self._totals.get(value, 0) + count
 
     def total(self, value: str) -> int:
-        return self._totals[value]
+        return self._totals.get(value, 0)
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=[self._label])
-        for value, total in self._totals.items():
+        for value, total in list(self._totals.items()):
             family.add_metric([value], total)
         yield family
 

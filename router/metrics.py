@@ -6,7 +6,7 @@ from collections import Counter as Tally
 from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 
 from common.errors import PdserveError
@@ -32,21 +32,22 @@ class RouterMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         own: dict[str, Any] = {"registry": registry}
         self._registry = registry
-        self._requests = Counter("pdserve_requests", "Ended requests, by gRPC status.", ["outcome"], **own)
-        self._refusals = Counter("pdserve_refusals", "Work refused before it began.", ["reason"], **own)
+        self._requests = HotCounter("pdserve_requests", "Ended requests, by gRPC status.", "outcome")
+        self._refusals = HotCounter("pdserve_refusals", "Work refused before it began.", "reason")
         self._tokens = HotCounter("pdserve_tokens", "Tokens of begun requests.", "kind", ("prompt", "output"))
-        self._begun = Counter("pdserve_attempts", "Attempts begun.", ["cause"], **own)
+        self._begun = HotCounter("pdserve_attempts", "Attempts begun.", "cause")
         self._failed = Counter("pdserve_attempt_failures", "Attempts that failed, by gRPC status.", ["code"], **own)
         self._retracted = Counter("pdserve_retractions", "Attempts that a worker gave back, being full or leaving.", **own)
-        self._ttft = Histogram("pdserve_ttft_seconds", "From arrival to the first token.", buckets=TTFT_BUCKETS, **own)
+        self._ttft = HotHistogram("pdserve_ttft_seconds", "From arrival to the first token.", TTFT_BUCKETS)
         self._gap = HotHistogram("pdserve_token_gap_seconds", "Mean time between the tokens of a delta.", GAP_BUCKETS)
-        stage: dict[str, Any] = {"buckets": STAGE_BUCKETS, "registry": registry}
-        self._queue = Histogram("pdserve_queue_seconds", "From arrival until a prefill worker began.", **stage)
-        self._prefill = Histogram("pdserve_prefill_seconds", "From then until the first token.", **stage)
-        self._handoff = Histogram("pdserve_handoff_seconds", "From then until the decode worker had it.", **stage)
-        self._total = Histogram("pdserve_request_seconds", "From arrival to the end.", buckets=TOTAL_BUCKETS, **own)
-        registry.register(self._tokens)
-        registry.register(self._gap)
+        self._queue = HotHistogram("pdserve_queue_seconds", "From arrival until a prefill worker began.", STAGE_BUCKETS)
+        self._prefill = HotHistogram("pdserve_prefill_seconds", "From then until the first token.", STAGE_BUCKETS)
+        self._handoff = HotHistogram("pdserve_handoff_seconds", "From then until the decode worker had it.", STAGE_BUCKETS)
+        self._total = HotHistogram("pdserve_request_seconds", "From arrival to the end.", TOTAL_BUCKETS)
+        for hot in (self._requests, self._refusals, self._tokens, self._begun):
+            registry.register(hot)
+        for times in (self._ttft, self._gap, self._queue, self._prefill, self._handoff, self._total):
+            registry.register(times)
 
     def watch(self, *, admission: Admission, queue: RequestQueue, dispatch: Dispatch, fleet: Fleet) -> None:
         """What the gauges are read from, at scrape time."""
@@ -86,11 +87,11 @@ class RouterMetrics:
 
     def refused(self, error: PdserveError) -> None:
         """A request was ended before an attempt at it began."""
-        record(lambda: self._refusals.labels(error.reason).inc())
+        record(lambda: self._refusals.add(error.reason))
 
     def request_ended(self, outcome: str) -> None:
         """outcome: "OK" or the status's name."""
-        record(lambda: self._requests.labels(outcome).inc())
+        record(lambda: self._requests.add(outcome))
 
     def prompt(self, tokens: int) -> None:
         """A request is about to begin."""
@@ -101,9 +102,13 @@ class RouterMetrics:
 
     def sent(self, tokens: int, *, gap_seconds: float | None = None) -> None:
         """A delta of so many tokens is on its way. gap_seconds: between them; None for a completion's first delta."""
-        self._tokens.add("output", tokens)
-        if gap_seconds is not None:
-            self._gap.observe(gap_seconds)
+
+        def update() -> None:
+            self._tokens.add("output", tokens)
+            if gap_seconds is not None:
+                self._gap.observe(gap_seconds)
+
+        record(update)
 
     def completion_ended(self, *, queue: float, prefill: float, handoff: float | None, total: float) -> None:
         """One has sent its Finished. All in seconds; handoff: None if no decode worker had it."""
@@ -119,7 +124,7 @@ class RouterMetrics:
 
     def attempt_begun(self, cause: str) -> None:
         """cause: "first", "failure" or "retraction" of the one before."""
-        record(lambda: self._begun.labels(cause).inc())
+        record(lambda: self._begun.add(cause))
 
     def attempt_failed(self, error: PdserveError) -> None:
         record(lambda: self._failed.labels(error.status.name).inc())

@@ -69,6 +69,7 @@ class Outlet:
     def __init__(self, rounds: Rounds) -> None:
         self.next_write = 0.0
         self._rounds = rounds
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._is_waiting = False
         """For a round."""
@@ -94,7 +95,7 @@ class Outlet:
     async def wait(self) -> None:
         """Returns when it is time to write. Then call wrote()."""
         if not self._is_ready:
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._loop.create_future()
             await self._waiter
         self._is_ready = False
 

@@ -174,6 +174,8 @@ async def test_obs_03_counters_only_rise_whatever_the_order(metered: Cluster) ->
 BROKEN = """
 import prometheus_client
 
+from router.hot_metrics import HotCounter, HotHistogram
+
 
 def fail(*_, **__):
     raise RuntimeError("this metric is broken")
@@ -181,6 +183,7 @@ def fail(*_, **__):
 
 prometheus_client.Counter.inc = fail
 prometheus_client.Histogram.observe = fail
+HotCounter.add = HotHistogram.observe = fail
 """
 
 

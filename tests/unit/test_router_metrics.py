@@ -28,9 +28,9 @@ def test_a_metric_that_breaks_stops_nothing_obs_03(caplog: pytest.LogCaptureFixt
     metrics = RouterMetrics(CollectorRegistry())
     with monkeypatch.context() as broken:
         broken.setattr(Counter, "inc", lambda *_: 1 / 0)
-        metrics.request_ended("OK")
+        metrics.retracted()
     assert "a metric could not be updated" in caplog.text
-    metrics.request_ended("OK")
+    metrics.retracted()
 
 
 def test_a_counter_of_the_hot_path_never_decreases_obs_03() -> None:
@@ -39,3 +39,12 @@ def test_a_counter_of_the_hot_path_never_decreases_obs_03() -> None:
     for tokens in (3, -2, 0, 4):
         metrics.sent(tokens)
     assert registry.get_sample_value("pdserve_tokens_total", {"kind": "output"}) == 7
+
+
+def test_what_ended_how_is_counted_from_its_first_time_on() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    assert registry.get_sample_value("pdserve_requests_total", {"outcome": "OK"}) is None
+    metrics.request_ended("OK")
+    metrics.request_ended("OK")
+    assert registry.get_sample_value("pdserve_requests_total", {"outcome": "OK"}) == 2
