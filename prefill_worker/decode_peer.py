@@ -23,13 +23,17 @@ from common.wire import req_to_pb, token_to_pb
 from common.work import TokenOut
 from prefill_worker.acquaintance import Acquaintance
 from prefill_worker.errands import Errands
-from prefill_worker.leases import RENEW_SHARE, SAFE_SHARE, Lease, Leases, OnLost
+from prefill_worker.leases import RENEW_SHARE, SAFE_SHARE, SECOND_OPINION_SECONDS, Lease, Leases, OnLost
 from prefill_worker.pairing import Pairing, Terms
 from prefill_worker.peer_errors import NO_ANSWER, peer_error
 
 ANSWER_MARGIN_SECONDS: Final = 2.0
 """A Reserve call outlives the deadline it carries by this, so that it is the decode worker that ends the wait."""
 COMMIT_PAUSE_SECONDS: Final = 0.05
+
+
+class _Unheard(FailedPrecondition):
+    """The decode worker seemed silent while this process stood still."""
 
 
 class DecodePeer:
@@ -45,7 +49,7 @@ class DecodePeer:
         self._bulk_channel: grpc.aio.Channel | None = None
         self._errands = Errands()
         self._reserving = 0
-        self.leases = Leases(self._stub, post=engine.post, clock=clock)
+        self.leases = Leases(self._stub, post=engine.post, clock=clock, stood_still=terms.stood_still)
         self._acquaintance = Acquaintance(
             self._stub, address=address, terms=terms, engine=engine, errands=self._errands, on_gone=self.leases.lose_all
         )
@@ -76,9 +80,14 @@ class DecodePeer:
         pairing = await self._acquaintance.pairing_with(decode_worker)
         try:
             lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
-        except FailedPrecondition:  # It has forgotten the pairing.
+        except FailedPrecondition as error:  # It has forgotten the pairing.
             self._acquaintance.drop(pairing)
-            pairing = await self._acquaintance.pairing_with(decode_worker)
+            longest = SECOND_OPINION_SECONDS if isinstance(error, _Unheard) else None
+            try:
+                async with asyncio.timeout(longest):
+                    pairing = await self._acquaintance.pairing_with(decode_worker)
+            except TimeoutError:
+                raise Unavailable(f"the decode worker at {self.address} is silent") from None
             lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
         await self._freshen(lease)
         self.leases.keep(lease)
@@ -138,8 +147,10 @@ class DecodePeer:
                 await self._stub.Commit(request, timeout=min(left, lease.length_seconds * RENEW_SHARE))
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() not in NO_ANSWER or is_silence(error):
+                if error.code() not in NO_ANSWER or (is_silence(error) and not self._terms.stood_still()):
                     raise error_of(error) from None
+                if is_silence(error):
+                    give_up = min(give_up, self._clock() + SECOND_OPINION_SECONDS)
             await asyncio.sleep(COMMIT_PAUSE_SECONDS)
         raise Unavailable(f"decode worker {lease.pairing.worker_id} at {self.address} did not answer Commit in time")
 
@@ -172,6 +183,8 @@ class DecodePeer:
         except BaseException as error:
             self._end_unanswered(pairing, error, waited_out=self._clock() - sent >= left + ANSWER_MARGIN_SECONDS)
             pairing.let_go()
+            if isinstance(error, grpc.aio.AioRpcError) and is_silence(error) and self._terms.stood_still():
+                raise _Unheard("this process stood still: pair again") from None
             if isinstance(error, grpc.aio.AioRpcError):
                 raise peer_error(error, address=self.address) from None
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +29,8 @@ RENEW_SHARE: Final = 1 / 3
 """Of a lease, between two renewals."""
 MAX_RENEW_SECONDS: Final = 0.5
 """And never more than this, so that a decode worker that has fallen silent is known to have while prompts for it are computed."""
+SECOND_OPINION_SECONDS: Final = 2.0
+"""How long a decode worker may take to answer that seemed silent while this process stood still."""
 RELEASE_SECONDS: Final = 2.0
 """How long one Release call may take."""
 RELEASE_PATIENCE_SECONDS: Final = 120.0
@@ -81,11 +84,13 @@ class Leases:
         *,
         post: Callable[[Any], None],
         clock: Callable[[], float],
+        stood_still: Callable[[], bool] = lambda: False,
     ) -> None:
-        """post: takes commands for the engine."""
+        """post: takes commands for the engine. stood_still: see Terms."""
         self._stub = stub
         self._post = post
         self._clock = clock
+        self._stood_still = stood_still
         self._kept: dict[str, Lease] = {}
         self._renewer: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
@@ -112,12 +117,12 @@ class Leases:
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def renew(self, leases: Iterable[Lease]) -> set[str]:
+    async def renew(self, leases: Iterable[Lease], *, longest_seconds: float = math.inf) -> set[str]:
         """One Renew for all of them. Returns the tickets that are lost; those that are kept are told. Raises what the call failed
         with."""
         leases = tuple(leases)
         sent = self._clock()
-        timeout = min(lease.length_seconds for lease in leases) * RENEW_SHARE
+        timeout = min(longest_seconds, min(lease.length_seconds for lease in leases) * RENEW_SHARE)
         request = decode_pb2.RenewRequest(tickets=[lease.ticket for lease in leases])
         lost = set((await self._stub.Renew(request, timeout=timeout)).lost)
         for lease in leases:
@@ -158,12 +163,25 @@ class Leases:
                 break
             pause = self._interval()
             try:
-                await self.renew(self._kept.values())
+                await self._renew_all()
             except grpc.aio.AioRpcError as error:
                 _log.warning("leases were not renewed: %s: %s", error.code().name, error.details())
                 if is_silence(error):
                     self._lose_all("is of no use, for it is silent")
                 pause /= 4
+
+    async def _renew_all(self) -> None:
+        try:
+            await self.renew(self._kept.values())
+        except grpc.aio.AioRpcError as error:
+            if not (is_silence(error) and self._stood_still()):
+                raise
+            _log.info("this process stood still: its leases are renewed again before a decode worker is taken for silent")
+            try:
+                if kept := self._kept.values():
+                    await self.renew(kept, longest_seconds=SECOND_OPINION_SECONDS)
+            except grpc.aio.AioRpcError:
+                raise error from None
 
     def _interval(self) -> float:
         shortest = min((lease.length_seconds for lease in self._kept.values()), default=1.0)

@@ -39,7 +39,8 @@ class Terms:
     worker_id, compatibility, page_bytes: its own. transport: what --transport says. verify: checksums in each Commit.
     transfer_timeout: longest stall of a transfer, and longest wait for Commit to be answered. can_copy: its pool is in host
     memory, so that pages can be copied from it into a mapped one (shm). connect: makes the channels to decode workers.
-    sim: how transfers between simulated workers go; None: this worker is none.
+    sim: how transfers between simulated workers go; None: this worker is none. stood_still: this process did, until a moment ago,
+    so that a decode worker may have answered in time and not been heard.
     """
 
     worker_id: str
@@ -51,6 +52,7 @@ class Terms:
     can_copy: bool = True
     connect: Connect = make_channel
     sim: SimTransfers | None = None
+    stood_still: Callable[[], bool] = lambda: False
 
 
 class Link(Protocol):

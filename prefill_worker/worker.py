@@ -15,6 +15,7 @@ from common.errors import Leaving, Unavailable
 from common.handoff.choose import TransportMode
 from common.handoff.pool_memory import PoolMemory
 from common.handoff.sim_link import SimTransfers
+from common.pauses import Pauses
 from common.rpc.channels import Connect, make_channel
 from common.token_ids import MakeIds, tensor_ids
 from common.tracing import NO_TRACING, Tracing
@@ -73,6 +74,7 @@ class PrefillWorker:
         self.metrics = metrics
         self._tracing = tracing
         self._connect = connect
+        self._pauses = Pauses(self.clock)
         self._peers: Peers | None = None
         self._journeys: Journeys | None = None
         self._stats = Stats(0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0))
@@ -90,7 +92,9 @@ class PrefillWorker:
             can_copy=not self._staged,
             connect=self._connect,
             sim=self._sim,
+            stood_still=self._pauses.just_ended,
         )
+        self._pauses.begin()
         self._peers = Peers(terms=terms, engine=self._engine, clock=self.clock)
         tools = Tools(
             engine=self._engine,
@@ -150,6 +154,7 @@ class PrefillWorker:
         self.is_draining = False
 
     async def close(self) -> None:
+        self._pauses.close()
         if self._peers is not None:
             await self._peers.close()
         await self._engine.close()
