@@ -51,16 +51,14 @@ def test_more_clients_than_the_usual_number_of_files_are_served(tiny: Path) -> N
     address = Address("127.0.0.1", free_port())
     line = [sys.executable, "-m", "deploy.tied", str(os.getpid()), sys.executable, "-m", "router"]
     limited = f"ulimit -Sn 128 && exec {shlex.join([*line, '--model', str(tiny), '--listen', str(address)])}"
-    with (
-        subprocess.Popen(["sh", "-c", limited], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process,
-        contextlib.ExitStack() as clients,
-    ):
+    with contextlib.ExitStack() as clients:
+        process = clients.enter_context(subprocess.Popen(["sh", "-c", limited], cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        clients.callback(process.kill)
         assert process.stderr is not None
         assert any("listening on" in written for written in iter(process.stderr.readline, ""))
         for _ in range(200):
             one = clients.enter_context(socket.create_connection((address.host, address.port), timeout=10))
             assert len(one.recv(9)) == 9, "HTTP/2 begins with the server's settings"
-        process.terminate()
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
