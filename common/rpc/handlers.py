@@ -16,10 +16,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _SAME: Any = object()
 
 
-def rewrap(handler: Any, wrap: Callable[[Behavior], Behavior], *, deserializer: Callable[[bytes], Any] | None = _SAME) -> Any:
-    """A handler of the same kind around wrap(its behavior). deserializer: another one for requests; None: bytes as they are."""
-    kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
+def rewrap(
+    handler: Any,
+    wrap: Callable[[Behavior], Behavior],
+    *,
+    deserializer: Callable[[bytes], Any] | None = _SAME,
+    reads: bool = False,
+) -> Any:
+    """A handler of the same kind around wrap(its behavior). deserializer: another one for requests; None: bytes as they are.
+    reads: what wrap gives is handed the stream of requests also of a unary call."""
+    answers = "stream" if handler.response_streaming else "unary"
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{answers}"
+    make = getattr(grpc, f"{f'stream_{answers}' if reads else kind}_rpc_method_handler")
     return make(
         wrap(getattr(handler, kind)),
         request_deserializer=handler.request_deserializer if deserializer is _SAME else deserializer,

@@ -6,7 +6,8 @@ one line (common/rpc/refusal_log.py).
 | CancelledError, client gone    | (nobody listens)          | nothing             |
 | CancelledError, ours           | UNAVAILABLE               | at debug level      |
 | an answer too large to send    | RESOURCE_EXHAUSTED        | one line            |
-| a message that cannot be read  | INVALID_ARGUMENT          | one line            |
+| a message that cannot be read, | INVALID_ARGUMENT          | one line            |
+|   or none where one must come  |                           |                     |
 | one that inflates to too much  | RESOURCE_EXHAUSTED        | one line            |
 | grpc's, of a call that ended   | (nobody listens)          | nothing             |
 | anything else                  | INTERNAL "internal error" | with its traceback  |
@@ -30,13 +31,15 @@ from google.protobuf.message import DecodeError, Message
 from common import logs
 from common.errors import LEAVING_METADATA, InvalidArgument, Leaving, PdserveError, ResourceExhausted
 from common.rpc.compression import inflated
-from common.rpc.handlers import rewrap
+from common.rpc.handlers import Context, rewrap
 from common.rpc.refusal_log import RefusalLog
 from common.rpc.retry_info import status_of
 
 # A status message travels in a header, and peers refuse headers beyond some KiB.
 MAX_MESSAGE_CHARS = 1000
 
+GONE_SECONDS = 0.05
+END: Any = grpc.aio.EOF
 log = logging.getLogger(__name__)
 _refusals = RefusalLog(log)
 
@@ -59,46 +62,56 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method, limit = handler_call_details.method, self._max_message_bytes
         seen, guarded = self._guarded.get(method, (None, None))
         if seen is not handler:
-            read = _deserializer(handler, max_bytes=limit)
-            guarded = rewrap(handler, lambda behavior: _guard(behavior, method, limit), deserializer=read)
+            read = _stream if handler.request_streaming else _only_message
+            guarded = rewrap(
+                handler,
+                lambda behavior: _guard(behavior, method, limit, read=read),
+                deserializer=_deserializer(handler, max_bytes=limit),
+                reads=True,
+            )
             self._guarded[method] = handler, guarded
         return guarded
 
 
-class _Malformed:
-    """In place of a unary request that cannot be read."""
-
-    def __init__(self, error: PdserveError) -> None:
-        self.error = error
-
-
 def _deserializer(handler: Any, *, max_bytes: int) -> Callable[[bytes], Any] | None:
-    """The handler's own, after inflating. Bytes that are no such message become INVALID_ARGUMENT; grpc itself would say UNKNOWN
-    and log a traceback. A stream's reader meets the error as it reads; a unary call has no reader, so its guard is given it.
-    A handler that takes plain bytes gets them as they have come."""
+    """The handler's own, after inflating. Bytes that are no such message become INVALID_ARGUMENT, for whoever reads them; grpc
+    itself would say UNKNOWN and log a traceback. A handler that takes plain bytes gets them as they have come."""
     if (read := handler.request_deserializer) is None:
         return None
 
     def deserialize(data: bytes) -> Any:
         try:
             return read(inflated(data, max_bytes=max_bytes))
-        except PdserveError as error:
-            unread: PdserveError = error
         except (DecodeError, ValueError) as error:
-            unread = InvalidArgument(f"the message cannot be read: {error}")
-        if handler.request_streaming:
-            raise unread
-        return _Malformed(unread)
+            raise InvalidArgument(f"the message cannot be read: {error}") from None
 
     return deserialize
 
 
-def _guard(behavior: Callable[..., Any], method: str, max_message_bytes: int) -> Callable[..., Any]:
+async def _stream(requests: Any, context: Context) -> Any:
+    return requests
+
+
+async def _only_message(requests: Any, context: Context) -> Any:
+    """Of a unary call. grpc itself would leave a call that ends without one unanswered until its client goes."""
+    message = await context.read()
+    if message is END:
+        # It reads the same when the client has gone; then this task is being cancelled.
+        await asyncio.sleep(GONE_SECONDS)
+        raise InvalidArgument("the call must have a message, and ended without")
+    return message
+
+
+def _guard(
+    behavior: Callable[..., Any], method: str, max_message_bytes: int, *, read: Callable[[Any, Context], Awaitable[Any]]
+) -> Callable[..., Any]:
+    """read: what to hand the behavior, of a call's requests."""
     if inspect.isasyncgenfunction(behavior):
 
-        async def generate(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def generate(requests: Any, context: Context) -> AsyncIterator[Any]:
+            request = None
             try:
-                _check(request)
+                request = await read(requests, context)
                 async with aclosing(behavior(request, context)) as responses:
                     async for response in responses:
                         yield _sendable(response, max_message_bytes)
@@ -109,9 +122,10 @@ def _guard(behavior: Callable[..., Any], method: str, max_message_bytes: int) ->
 
         return generate
 
-    async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def answer(requests: Any, context: Context) -> Any:
+        request = None
         try:
-            _check(request)
+            request = await read(requests, context)
             return _sendable(await behavior(request, context), max_message_bytes)
         except grpc.aio.AbortError:
             raise
@@ -129,12 +143,7 @@ def _sendable(response: Any, max_message_bytes: int) -> Any:
     return response
 
 
-def _check(request: Any) -> None:
-    if isinstance(request, _Malformed):
-        raise request.error
-
-
-async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException, method: str, request: Any) -> NoReturn:
+async def _end(context: Context, error: BaseException, method: str, request: Any) -> NoReturn:
     """Ends the call with the error's status; raises what tells grpc that it has ended."""
     # What the handler has bound is said anyway, and knows more.
     extra = {} if logs.is_bound() else logs.about(getattr(request, "request_id", ""))
@@ -155,7 +164,7 @@ async def _end(context: grpc.aio.ServicerContext[Any, Any], error: BaseException
 
 
 async def _abort(
-    context: grpc.aio.ServicerContext[Any, Any],
+    context: Context,
     error: BaseException,
     code: grpc.StatusCode,
     text: str,

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from common.rpc.auth import OPERATOR_METHODS
+from common.rpc.auth import OPERATOR_METHODS, Audience, audience_of
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.cluster.conftest import SMALL
@@ -190,7 +190,8 @@ async def test_what_concerns_everybody_is_for_operators(guarded: Cluster, client
             if rpc.path in OPERATOR_METHODS:
                 for token in (secrets.client_token, secrets.worker_token):
                     assert await status_of(channel, rpc, metadata=bearer(token)) is PERMISSION_DENIED, rpc.path
-            assert (allowed is PERMISSION_DENIED) == (rpc.path == "/pdserve.v1.RegistryService/Register"), rpc.path
+            workers_only = rpc.path not in OPERATOR_METHODS and audience_of(rpc.path) is Audience.WORKER
+            assert (allowed is PERMISSION_DENIED) == workers_only, rpc.path
             assert allowed is not UNAUTHENTICATED, rpc.path
     for process in guarded.processes:
         assert secrets.operator_token not in process.output

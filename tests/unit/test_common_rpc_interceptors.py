@@ -272,3 +272,21 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_tracebac
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "the message cannot be read: Error parsing message" in (caught.value.details() or "")
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("unary")])
+async def test_a_unary_call_that_ends_without_a_message_is_answered(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """grpc itself leaves it open until its client goes."""
+    async with serving(every_kind(lambda: None)) as channel:
+        silent: Any = channel.stream_stream(f"/{SERVICE}/{name}")(timeout=10)
+        await silent.done_writing()
+        assert await silent.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await silent.details() == "the call must have a message, and ended without"
+        assert await call(channel, name) == [b"answer"]
+        with caplog.at_level(logging.INFO):
+            caplog.clear()
+            gone: Any = channel.stream_stream(f"/{SERVICE}/{name}")(timeout=10)
+            await asyncio.sleep(0.05)  # Its beginning is on its way.
+            gone.cancel()
+            await asyncio.sleep(0.2)
+            assert not caplog.records, "who has gone is told nothing"
