@@ -75,8 +75,8 @@ class Stake:
         if not self._is_prefilling:
             return
         self._is_prefilling = False
-        worker, tokens = self._pair.prefill, self._tokens.amount if is_computed else 0
+        worker, prompts, tokens = self._pair.prefill, int(is_computed), self._tokens.amount if is_computed else 0
         self._tokens.end()
         self._request.end()
-        worker.pace.note(self._clock(), is_busy=worker.tokens.ours > 0, tokens=tokens)
+        worker.pace.note(self._clock(), is_busy=worker.tokens.ours > 0, prompts=prompts, tokens=tokens)
         self._on_freed(tokens)

@@ -3,7 +3,8 @@
     | prompts before it, in line and on workers | its own prompt | its answer |
       at the line's pace                          at a worker's    as answers have been lately
 
-The line's pace is measured while somebody waits, so that it holds whatever held them up: prefill, pages, other routers.
+The line's pace is measured while somebody waits, so that it holds whatever held them up: prefill, pages, other routers. What a
+pace says is a bound from below (router/fleet/pace.py): nobody is refused for a forecast that may be too long.
 """
 
 from __future__ import annotations
@@ -22,24 +23,13 @@ SHORTEST_RETRY, LONGEST_RETRY = timedelta(seconds=1), timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class Forecast:
-    """tokens_ahead: of prompts before it; tokens: its own. Paces in tokens per second; None: unknown. answer: seconds from its
-    first token to its last."""
+    """prompts_ahead, tokens_ahead: before it, in line and on workers. wait: seconds until its turn, None: unknown. service:
+    seconds from then to the end of its answer."""
 
+    prompts_ahead: int
     tokens_ahead: int
-    tokens: int
-    line_pace: float | None
-    worker_pace: float | None
-    answer: float
-
-    @property
-    def wait(self) -> float | None:
-        """Seconds until its turn."""
-        return self.tokens_ahead / self.line_pace if self.line_pace else None
-
-    @property
-    def service(self) -> float:
-        """Seconds from its turn to the end of its answer."""
-        return (self.tokens / self.worker_pace if self.worker_pace else 0.0) + self.answer
+    wait: float | None
+    service: float
 
     @property
     def retry_after(self) -> timedelta:
@@ -55,7 +45,7 @@ class Forecast:
             return None
         text = (
             f"its deadline is in {time_left:.1f} s and its answer is expected in {expected:.1f} s: "
-            f"{self.tokens_ahead} prompt tokens are before it, which take {self.line_pace:.0f} a second"
+            f"{self.prompts_ahead} prompts of {self.tokens_ahead} tokens are before it, for {self.wait:.1f} s"
         )
         return ResourceExhausted(text, retry_after=self.retry_after, reason="too_late")
 

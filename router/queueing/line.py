@@ -44,8 +44,8 @@ class Line:
     def __init__(self) -> None:
         self._waiters: list[Waiter] = []
         self._levels: dict[int, _Level] = {}
-        self.tokens = 0
-        """Of all prompts in line that have not begun."""
+        self.prompts = self.tokens = 0
+        """In line that have not begun, and the tokens of these."""
         self._latest = 0.0
         """No finish tag is later. Where an empty level begins again, so that whoever comes back keeps its place."""
 
@@ -74,6 +74,7 @@ class Line:
             tenant.finish = _finish(start, waiter)
             self._latest = max(self._latest, tenant.finish)
             waiter.place = Place(-waiter.priority, start, waiter.uid)
+        self.prompts += not waiter.is_begun
         self.tokens += 0 if waiter.is_begun else waiter.tokens
         tenant.waiting += 1
         tenant.new += not waiter.is_begun
@@ -86,6 +87,7 @@ class Line:
         del self._waiters[bisect_left(self._waiters, waiter.place, key=_place)]
         level = self._levels[waiter.priority]
         tenant = level.tenants[waiter.tenant]
+        self.prompts -= not waiter.is_begun
         self.tokens -= 0 if waiter.is_begun else waiter.tokens
         tenant.waiting -= 1
         tenant.new -= not waiter.is_begun
@@ -99,10 +101,11 @@ class Line:
         elif len(level.tenants) > KEPT_TENANTS + level.waiting:
             level.tenants = {name: tenant for name, tenant in level.tenants.items() if tenant.waiting}
 
-    def tokens_ahead(self, waiter: Waiter) -> int:
-        """Prompt tokens of those before this one, which is in line, and that have not begun."""
+    def ahead_of(self, waiter: Waiter) -> tuple[int, int]:
+        """Prompts before this one, which is in line, that have not begun, and the tokens of these."""
         before = self._waiters[: bisect_left(self._waiters, waiter.place, key=_place)]
-        return sum(other.tokens for other in before if not other.is_begun)
+        tokens = [other.tokens for other in before if not other.is_begun]
+        return len(tokens), sum(tokens)
 
     def displaceable_for(self, priority: int, tenant: str) -> Waiter | None:
         """Whoever should give up its place to a newcomer, because it has less of a right to it: of those that have not begun, of

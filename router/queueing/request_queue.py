@@ -198,17 +198,19 @@ class RequestQueue:
     def _note_pace(self, tokens: int = 0) -> None:
         """Time in which nobody could be served, for want of a pair, is no part of it."""
         is_busy = len(self._line) > 0 and self._fleet.roster.seats(ANY) is not None
-        self._pace.note(self._clock(), is_busy=is_busy, tokens=tokens)
+        self._pace.note(self._clock(), is_busy=is_busy, prompts=int(tokens > 0), tokens=tokens)
 
     def _forecast(self, waiter: Waiter | None) -> Forecast:
         """For one in line, or for somebody at its end."""
-        in_line = self._line.tokens_ahead(waiter) if waiter is not None else self._line.tokens
         workers = self._fleet.computing
-        paces = [pace for worker in workers if (pace := worker.pace.rate) is not None]
-        return Forecast(
-            tokens_ahead=in_line + sum(worker.queued_tokens for worker in workers),
-            tokens=waiter.tokens if waiter is not None else 0,
-            line_pace=self._pace.rate,
-            worker_pace=max(paces, default=None),
-            answer=self._answers.expected_seconds(waiter.output_tokens) if waiter is not None else 0.0,
-        )
+        prompts, tokens = (self._line.prompts, self._line.tokens) if waiter is None else self._line.ahead_of(waiter)
+        prompts += sum(worker.requests for worker in workers)
+        tokens += sum(worker.queued_tokens for worker in workers)
+        wait = self._pace.seconds_for(prompts=prompts, tokens=tokens)
+        return Forecast(prompts, tokens, wait, 0.0 if waiter is None else self._service_of(waiter))
+
+    def _service_of(self, waiter: Waiter) -> float:
+        """Seconds, from its turn to the end of its answer."""
+        paces = (worker.pace.seconds_for(prompts=1, tokens=waiter.tokens) for worker in self._fleet.computing)
+        prompt = min((seconds for seconds in paces if seconds is not None), default=0.0)
+        return prompt + self._answers.expected_seconds(waiter.output_tokens)

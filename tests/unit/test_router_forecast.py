@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -14,36 +13,29 @@ from router.queueing.forecast import Forecast
 pytestmark = pytest.mark.unit
 
 
-def forecast(tokens_ahead: int, tokens: int = 0, **more: Any) -> Forecast:
-    return Forecast(tokens_ahead, tokens, **({"line_pace": 1000.0, "worker_pace": None, "answer": 0.0} | more))
-
-
-def test_the_wait_is_what_is_ahead_at_the_lines_pace_and_the_rest_is_prompt_and_answer() -> None:
-    made = forecast(3000, 500, worker_pace=250.0, answer=1.5)
-    assert (made.wait, made.service) == (3.0, 3.5)
-    assert forecast(3000, 500, line_pace=None).wait is None
+def forecast(wait: float | None, service: float = 0.0) -> Forecast:
+    return Forecast(prompts_ahead=7, tokens_ahead=3000, wait=wait, service=service)
 
 
 @pytest.mark.parametrize("time_left", [None, 10.0, 5.0, 0.5])
 def test_who_has_time_or_says_no_deadline_or_will_know_soon_anyway_is_not_refused(time_left: float | None) -> None:
-    assert forecast(3000, answer=1.0).why_not_wait(time_left) is None
+    assert forecast(3.0, 1.0).why_not_wait(time_left) is None
 
 
 def test_just_in_time_is_too_late() -> None:
-    assert isinstance(forecast(3000, answer=1.0).why_not_wait(4.9), ResourceExhausted)
+    assert isinstance(forecast(3.0, 1.0).why_not_wait(4.9), ResourceExhausted)
 
 
 def test_who_would_be_served_too_late_is_told_why_and_when_to_try_again() -> None:
-    error = forecast(30_000, answer=2.0).why_not_wait(20.0)
+    error = forecast(30.0, 2.0).why_not_wait(20.0)
     assert error is not None and error.retry_after == timedelta(seconds=30)
     assert str(error) == (
-        "its deadline is in 20.0 s and its answer is expected in 32.0 s: "
-        "30000 prompt tokens are before it, which take 1000 a second"
+        "its deadline is in 20.0 s and its answer is expected in 32.0 s: 7 prompts of 3000 tokens are before it, for 30.0 s"
     )
 
 
 def test_whose_turn_comes_too_late_for_its_answer_does_not_take_the_time_of_others() -> None:
-    made = forecast(500, 100, worker_pace=100.0, answer=2.0)
+    made = forecast(0.5, 3.0)
     assert made.why_not_go(None) is None and made.why_not_go(3.0) is None
     late, passed = made.why_not_go(2.9), made.why_not_go(0.9)
     assert isinstance(late, ResourceExhausted) and late.retry_after == timedelta(seconds=1)
@@ -51,13 +43,13 @@ def test_whose_turn_comes_too_late_for_its_answer_does_not_take_the_time_of_othe
 
 
 def test_without_a_measured_pace_nobody_is_refused_and_the_hint_is_a_second() -> None:
-    unknown = forecast(10**9, 10**6, line_pace=None)
+    unknown = forecast(None, 10.0**6)
     assert unknown.why_not_wait(1.5) is None and unknown.retry_after == timedelta(seconds=1)
 
 
 def test_the_hint_has_bounds() -> None:
-    assert forecast(10**9).retry_after == timedelta(seconds=60)
-    assert forecast(10).retry_after == timedelta(seconds=1)
+    assert forecast(1e9).retry_after == timedelta(seconds=60)
+    assert forecast(0.01).retry_after == timedelta(seconds=1)
 
 
 def test_answers_are_expected_to_be_like_the_last_ones_and_never_longer_than_asked() -> None:

@@ -34,7 +34,7 @@ def drain(line: Line) -> list[Waiter]:
 def test_one_tenant_is_served_in_order_of_arrival_and_higher_priorities_first() -> None:
     line = Line()
     low, first, second, high = add(line, priority=-1), add(line, 500), add(line, 1), add(line, 900, priority=2)
-    assert drain(line) == [high, first, second, low] and line.tokens == 0
+    assert drain(line) == [high, first, second, low] and (line.prompts, line.tokens) == (0, 0)
 
 
 def test_a_tenant_with_much_in_line_does_not_keep_the_others_waiting() -> None:
@@ -98,7 +98,7 @@ def test_nobody_is_lost_and_whoever_leaves_is_gone(moves: list[tuple[int, str, i
         else:
             there.append(add(line, tokens, tenant=tenant, priority=priority))
         assert len(line) == len(there) and all(made in line for made in there)
-        assert line.tokens == sum(made.tokens for made in there)
+        assert (line.prompts, line.tokens) == (len(there), sum(made.tokens for made in there))
         priorities = [made.priority for made in line.all()]
         assert priorities == sorted(priorities, reverse=True)
     assert sorted(made.uid for made in drain(line)) == sorted(made.uid for made in there)
@@ -130,12 +130,12 @@ def test_a_tenant_is_not_charged_for_what_left_before_its_turn() -> None:
     assert drain(line)[1:] == [small, later]
 
 
-def test_tokens_ahead_are_those_that_go_first() -> None:
+def test_ahead_are_those_that_go_first_and_have_not_begun() -> None:
     line = Line()
     add(line, 100), add(line, 50, priority=1), add(line, 9, is_begun=True)
     mine = add(line, 7)
     add(line, 1000)
-    assert (line.tokens_ahead(mine), line.tokens) == (150, 1157)
+    assert line.ahead_of(mine) == (2, 150) and (line.prompts, line.tokens) == (4, 1157)
 
 
 def test_names_of_tenants_that_have_gone_are_forgotten() -> None:

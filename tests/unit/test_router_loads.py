@@ -75,7 +75,7 @@ def test_an_attempt_is_coming_until_it_has_joined_and_frees_its_prefill_worker_t
     clock.now = 4.0
     stake.joined()
     stake.joined()
-    assert freed == [40] and p.pace.rate == 10
+    assert freed == [40]
     assert (p.queued_tokens, p.requests) == (0, 0)
     assert (d.coming.requests, d.coming.pages) == (0, 0)
     d.report(WorkerLoad(running=2, pages=PageCounts(90, 10, 0, 0, 100)))
@@ -104,7 +104,7 @@ def test_a_cancelled_attempt_gives_back_everything_and_is_no_measure_of_pace() -
     stake = Stake(Pair(p, d), members=1, tokens=60, pages=6, clock=clock, on_freed=freed.append)
     clock.now = 9.0
     stake.left(had_joined=False, is_computed=False)
-    assert (p.queued_tokens, p.requests, d.requests, d.available_pages, p.pace.rate) == (0, 0, 0, 100, None)
+    assert (p.queued_tokens, p.requests, d.requests, d.available_pages) == (0, 0, 0, 100)
     assert set(freed) == {0}
 
 
@@ -135,15 +135,30 @@ def test_whatever_becomes_of_its_members_nothing_of_a_stake_is_left(
 
 
 def test_pace_is_measured_over_busy_time_and_forgets() -> None:
+    def seconds(tokens: int) -> float | None:
+        return pace.seconds_for(prompts=1000, tokens=tokens)
+
     pace = Pace()
-    pace.note(0.0, is_busy=False, tokens=500)
+    pace.note(0.0, is_busy=False, prompts=5, tokens=500)
     pace.note(100.0, is_busy=True)
-    pace.note(100.2, is_busy=True, tokens=20)
-    assert pace.rate is None, "too little was measured"
-    pace.note(104.0, is_busy=False, tokens=380)
-    assert pace.rate == pytest.approx(100, rel=0.02)
+    pace.note(100.2, is_busy=True, prompts=3, tokens=20)
+    assert seconds(100) is None, "too little was measured"
+    pace.note(104.0, is_busy=False, prompts=3, tokens=380)
+    assert seconds(100) == pytest.approx(1, rel=0.02)
     pace.note(500.0, is_busy=True)
-    assert pace.rate == pytest.approx(100, rel=0.02), "idle time is no slowness"
+    assert seconds(100) == pytest.approx(1, rel=0.02), "idle time is no slowness"
     for second in range(501, 561):
-        pace.note(float(second), is_busy=True, tokens=10)
-    assert pace.rate == pytest.approx(10, rel=0.1)
+        pace.note(float(second), is_busy=True, prompts=1, tokens=10)
+    assert seconds(100) == pytest.approx(10, rel=0.1)
+
+
+def test_tiny_prompts_say_nothing_of_how_fast_a_long_one_is_and_long_ones_nothing_of_tiny_ones() -> None:
+    tiny, long = Pace(), Pace()
+    for pace, tokens in ((tiny, 1), (long, 10_000)):
+        pace.note(0.0, is_busy=True)
+        for second in range(1, 11):
+            pace.note(float(second), is_busy=True, prompts=1, tokens=tokens)
+    assert tiny.seconds_for(prompts=1, tokens=2000) == pytest.approx(1)
+    assert long.seconds_for(prompts=100, tokens=100) == pytest.approx(0.01)
+    assert tiny.seconds_for(prompts=20, tokens=20) == pytest.approx(20)
+    assert long.seconds_for(prompts=2, tokens=15_000) == pytest.approx(1.5)

@@ -198,13 +198,15 @@ async def test_a_full_queue_refuses_the_one_with_the_least_right_to_wait() -> No
 
 async def test_a_request_that_cannot_meet_its_deadline_is_refused_once_the_pace_is_known() -> None:
     clock = Clock()
-    p = worker("p", "prefill", queued_tokens=1000)
+    p = worker("p", "prefill")
+    p.report(WorkerLoad(waiting=19, queued_tokens=1000))
     queue = queue_of(Workers(p, worker("d", "decode")), clock=clock)
     unknown, waits = waiter(1000, deadline=5.0)
     queue.enter(unknown)
     assert waits.error is None, "nothing was measured yet"
     clock.now = 2.0
-    queue.freed(400)  # 200 a second.
+    for _ in range(4):
+        queue.freed(100)  # 2 prompts, 200 tokens a second.
     late, refused = waiter(10, deadline=14.0)
     queue.enter(late)
     assert isinstance(refused.error, ResourceExhausted) and "expected in 10.0 s" in str(refused.error)
@@ -265,7 +267,8 @@ async def test_time_without_a_pair_and_what_a_fault_held_up_are_not_the_line_s_p
     waits, _ = waiter(1000)
     queue.enter(waits)
     clock.now = 3.0
-    queue.freed(3000)  # 1000 a second.
+    for _ in range(8):
+        queue.freed(375)  # 1000 a second.
     d.has_session = False
     queue.changed()
     clock.now = 60.0
@@ -275,13 +278,13 @@ async def test_time_without_a_pair_and_what_a_fault_held_up_are_not_the_line_s_p
     queue.enter(made)
     assert fate.error is None and queue.retry_after() < timedelta(seconds=5)
 
-    clock.now = 90.0  # A transfer stalls.
+    clock.now = 66.0  # A transfer stalls.
     queue.freed(0)
-    late, refused = waiter(10, deadline=95.0)
+    late, refused = waiter(10, deadline=69.0)
     queue.enter(late)
     assert refused.error is not None, "nothing says yet that it is no load"
     queue.held_up()
-    again, kept = waiter(10, deadline=95.0)
+    again, kept = waiter(10, deadline=69.0)
     queue.enter(again)
     assert kept.error is None
     for each in (waits, made, again):
