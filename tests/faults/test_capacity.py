@@ -141,7 +141,7 @@ async def test_cap_06_ten_thousand_at_once_are_served_or_refused_at_once(cluster
     for error, _ in result.errors:
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "the limit is 1024 (--max-queue)" in (error.details() or "") and retry_after(error) is not None
-    # A router looks at some 2,000 calls a second, so of so many at once the last wait for seconds; each costs it little.
+    # A router looks at some 3,000 calls a second, so of so many at once the last wait for seconds; each costs it little.
     assert max(seconds for _, seconds in result.errors) < 20
     assert (sum(router.cpu_times()[:2]) - worked) / len(requests) < 0.0015
     assert router.memory_info().rss - before < 100 << 20
