@@ -173,7 +173,7 @@ class Ticket:
             self._end(error)
             return
         self._asked.append(error)
-        if self._preparing is not None:
+        if self._preparing is not None and not self._preparing.expired():  # Else somebody has asked a moment ago.
             self._preparing.reschedule(asyncio.get_running_loop().time())
 
     async def unless_ended(self, preparing: Awaitable[T]) -> T | None:

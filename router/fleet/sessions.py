@@ -89,6 +89,8 @@ class Session:
             response = await self._stub.FlushPrefixCache(prefill_pb2.FlushPrefixCacheRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{self.worker} did not flush its prefix cache: {error_of(error)}") from None
+        except grpc.aio.UsageError:
+            raise Unavailable(f"{self.worker} did not flush its prefix cache: it has just left") from None
         return int(response.pages_freed)
 
     async def run(self) -> None:
