@@ -1,6 +1,7 @@
 """What every test shares: the tier marker follows from the folder, so nobody has to write it."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,13 @@ import pytest
 # Before torch is imported: the tests' models are too small for two threads, and threads that wait for each other by spinning
 # take the cores from the processes under test (a reference of 8 s took 80 s beside them).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+with suppress(ModuleNotFoundError):  # Only where there are tests with it.
+    from hypothesis import HealthCheck, settings
+
+    # On a machine whose cores are all taken, how long an example takes says nothing of it.
+    settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("ours")
 
 TIERS = {"unit", "contract", "cluster", "faults", "gpu"}
 LONGEST = "test_deploy_default_model.py"
