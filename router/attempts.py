@@ -224,8 +224,13 @@ class Attempts:
         """Not of what a fault has held up: it is not how long answers take."""
         if (first := completion.first_token_at) is not None and not completion.failures:
             joined = max(first, completion.handed_off_at or first)
-            tokens, seconds = len(completion.token_ids), time.monotonic() - joined
-            self._queue.answered(tokens=tokens, handoff_seconds=joined - first, seconds=seconds)
+            second = max(joined, completion.second_token_at or joined)
+            self._queue.answered(
+                tokens=len(completion.token_ids),
+                handoff_seconds=joined - first,
+                place_seconds=second - joined,
+                seconds=time.monotonic() - second,
+            )
 
     def _tell_workers(self, completion: Completion) -> None:
         """Cancels its current attempt on each worker that has a part in it."""

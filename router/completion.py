@@ -72,6 +72,7 @@ class Completion:
         self.failures = 0
         self.avoid: frozenset[str] = frozenset()
         self.first_token_at: float | None = None
+        self.second_token_at: float | None = None
         self.handed_off_at: float | None = None
         self._events = events
         self._held: dict[int, work_pb2.Token] = {}
@@ -125,6 +126,8 @@ class Completion:
             return
         if self.first_token_at is None:
             self.first_token_at = now
+        elif self.second_token_at is None:
+            self.second_token_at = now
         self.token_ids.append(token.token_id)
         self.output.push(token)
         if token.finish:

@@ -1,4 +1,7 @@
-"""Answers: what answers have been like lately, from their first token to their last."""
+"""Answers: what answers have been like lately, from their first token to their last.
+
+first token --hand-off--> at the decode worker --a place in its batch--> second token --a gap each--> last token
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,32 @@ class Answers:
     """Exponentially weighted means over answers."""
 
     def __init__(self) -> None:
-        self._count = self._gap_count = 0
-        self._tokens = self._gap_seconds = self._handoff_seconds = 0.0
+        self._tokens, self._handoff, self._place, self._gap = Mean(), Mean(), Mean(), Mean()
 
-    def note(self, *, tokens: int, handoff_seconds: float, seconds: float) -> None:
-        """One has ended that no fault has held up: so many tokens. handoff_seconds: from its first token until its decode worker
-        had it; seconds: from there to the last."""
-        self._count += 1
-        self._tokens += _weight(self._count) * (tokens - self._tokens)
+    def note(self, *, tokens: int, handoff_seconds: float, place_seconds: float, seconds: float) -> None:
+        """One has ended that no fault has held up: so many tokens. handoff_seconds: from its first until its decode worker had
+        it; place_seconds: from there to the second; seconds: from there to the last. Of a single token they do not count."""
+        self._tokens.note(tokens)
         if tokens > 1:
-            self._gap_count += 1
-            weight = _weight(self._gap_count)
-            self._gap_seconds += weight * (seconds / (tokens - 1) - self._gap_seconds)
-            self._handoff_seconds += weight * (min(handoff_seconds, LONGEST_HANDOFF_SECONDS) - self._handoff_seconds)
+            self._handoff.note(min(handoff_seconds, LONGEST_HANDOFF_SECONDS))
+            self._place.note(place_seconds)
+        if tokens > 2:
+            self._gap.note(seconds / (tokens - 2))
 
     def expected_seconds(self, limit: int) -> float:
         """From the first token to the last of an answer of at most so many tokens; 0 while none is known."""
-        later = max(0.0, min(limit, self._tokens) - 1)
-        return self._handoff_seconds + later * self._gap_seconds if later else 0.0
+        later = max(0.0, min(limit, self._tokens.value) - 1)
+        # Where most have a single token a mean between one and two says how many come to a decode worker at all.
+        return min(1.0, later) * (self._handoff.value + self._place.value) + max(0.0, later - 1) * self._gap.value
 
 
-def _weight(count: int) -> float:
-    return max(WEIGHT, 1 / count)
+class Mean:
+    """0 at first."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._count = 0
+
+    def note(self, value: float) -> None:
+        self._count += 1
+        self.value += max(WEIGHT, 1 / self._count) * (value - self.value)

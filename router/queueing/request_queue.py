@@ -112,9 +112,9 @@ class RequestQueue:
         self._pace = Pace()
         self._note_pace()
 
-    def answered(self, *, tokens: int, handoff_seconds: float, seconds: float) -> None:
+    def answered(self, *, tokens: int, handoff_seconds: float, place_seconds: float, seconds: float) -> None:
         """An answer has ended, as Answers.note says."""
-        self._answers.note(tokens=tokens, handoff_seconds=handoff_seconds, seconds=seconds)
+        self._answers.note(tokens=tokens, handoff_seconds=handoff_seconds, place_seconds=place_seconds, seconds=seconds)
 
     def joined(self, worker: Worker) -> None:
         pass

@@ -57,7 +57,7 @@ class OneTurn:
     def held_up(self) -> None:
         self.times_held_up += 1
 
-    def answered(self, *, tokens: int, handoff_seconds: float, seconds: float) -> None:
+    def answered(self, *, tokens: int, handoff_seconds: float, place_seconds: float, seconds: float) -> None:
         self.answers.append(tokens)
 
 
