@@ -7,7 +7,7 @@ from typing import Any
 
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.helpers.client import request
-from tests.helpers.prompts import ORDINARY, prompt
+from tests.helpers.prompts import prompt
 
 VOCAB = 384
 LETTERS = "etaoinshrdl é\ufffd"
@@ -74,6 +74,3 @@ class AnyRequest:
             fields["stop"] = ["".join(rng.choices(LETTERS, k=rng.choice((1, 1, 2, 3)))) for _ in range(count)]
             fields["include_stop"] = rng.random() < 0.5
         return fields
-
-
-assert ORDINARY <= VOCAB
