@@ -24,6 +24,8 @@ from tests.helpers.client import Completion
 
 LOGIT = 1e-3
 DRAW = 3e-3
+COLD = 0.1
+"""Below this temperature a small difference of logits is a large one of weights: the token must be the best one, or nearly."""
 
 
 class Judge:
@@ -59,8 +61,8 @@ class Judge:
             scores = _processed(logits[index].double(), params, prompt, ids[:index])
             if index < params.min_tokens:
                 scores[list(ends)] = -math.inf
-            if params.temperature <= 0 or params.top_k == 1:
-                if scores[token] < scores.max() - LOGIT:
+            if params.temperature < COLD or params.top_k == 1:
+                if scores[token] < scores.max() - _slack(params):
                     yield f"token {index} is {token}, greedy is {int(scores.argmax())}"
                 continue
             weights = _filtered(scores, params)
@@ -69,7 +71,7 @@ class Judge:
             slack = DRAW + (3 * (high - low) if (params.top_k, params.top_p, params.min_p) != (-1, 1.0, 0.0) else 0)
             if high == low:
                 yield f"token {index}, {token}, was filtered out"
-            elif params.seed is not None:
+            elif params.seed is not None and _slack(params) < 10 * LOGIT:
                 drawn = uniforms([(params.seed, number, index)])[0]
                 if not low - slack <= drawn <= high + slack:
                     yield f"token {index} is {token}, from {low} to {high}, at {drawn}"
@@ -107,6 +109,11 @@ class Judge:
         return self._bytes[token]
 
 
+def _slack(params: SamplingParams) -> float:
+    """Of a processed logit: a penalty may stretch the difference ten thousandfold."""
+    return LOGIT * max(params.repetition_penalty, 1 / params.repetition_penalty)
+
+
 def _processed(scores: torch.Tensor, params: SamplingParams, prompt: list[int], output: list[int]) -> torch.Tensor:
     for token in {*prompt, *output}:
         scores[token] *= params.repetition_penalty if scores[token] <= 0 else 1 / params.repetition_penalty
@@ -119,8 +126,7 @@ def _processed(scores: torch.Tensor, params: SamplingParams, prompt: list[int], 
 
 def _filtered(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """What is near a threshold is kept."""
-    temperature = max(params.temperature, 1e-20)
-    weights, slack = ((scores - scores.max()) / temperature).exp(), math.exp(-LOGIT / max(temperature, LOGIT))
+    weights, slack = ((scores - scores.max()) / params.temperature).exp(), math.exp(-_slack(params) / params.temperature)
     if 0 < params.top_k < len(weights):
         weights[weights < weights.topk(params.top_k).values.min() * slack] = 0
     if params.top_p < 1:
