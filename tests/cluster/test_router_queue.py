@@ -151,7 +151,7 @@ async def test_a_retracted_request_goes_before_all_that_came_later(tiny: Path) -
         others = [await waiting(stand, i, metadata={"x-tenant-id": str(i)}) for i in range(1, 4)]
         decode.retract_at = {1}
         decode.steps.gate.set()
-        await eventually(lambda: stand.metric("pdserve_retractions_total") == 1, within=3)
+        await eventually(lambda: stand.metric("pdserve_retractions_total") == 1 and len(stand.router.queue) == 3, within=3)
 
         prefill.gate.set()
 
