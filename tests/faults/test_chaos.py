@@ -83,6 +83,7 @@ class Requests:
             self.cancelled += 1
         except grpc.aio.AioRpcError as error:
             self.failed.append(f"{error.code().name}: {error.details()}")
+            return
         if sampled:
             assert got == sampled[2][: len(got)] and (got == sampled[2] or cancel_at is not None)
         else:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.helpers.client import Client
-from tests.helpers.eventually import eventually
+from tests.helpers.eventually import SLACK, eventually
 from tests.helpers.warm import Warm, WarmProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,7 +249,7 @@ class Cluster:
         room = min(min(worker.total_pages for worker in workers) * model.page_size, model.max_context)
         for first in (1, 2):
             ids = [(first + i) % 200 for i in range(room - 2)]
-            answer = await client.generate(ids, sampling={"max_tokens": 2, "ignore_eos": True}, timeout=within)
+            answer = await client.generate(ids, sampling={"max_tokens": 2, "ignore_eos": True}, timeout=SLACK * within)
             assert len(answer.ids) == 2
         await self.assert_idle(client)
 
