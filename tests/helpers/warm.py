@@ -49,7 +49,9 @@ class Warm:
             self._lines.write({"module": module, "args": args, "log": str(log), "env": env})
             while "code" in (told := self._read()):
                 pass
-            return int(told["pid"])
+            pid = int(told["pid"])
+            self._codes.pop(pid, None)  # A long run on a busy machine gets some number a second time.
+            return pid
 
     def code(self, pid: int) -> int | None:
         """How it ended, as subprocess says it; None: it has not."""
