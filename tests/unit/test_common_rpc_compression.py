@@ -13,7 +13,7 @@ from common.rpc.compression import inflated
 pytestmark = pytest.mark.unit
 
 LIMIT = 1000
-GZIP = gzip.compress(b"abc")
+GZIP = gzip.compress(b"abc", mtime=0)
 
 
 @pytest.mark.parametrize("message", [b"", b"\n\x03abc", b"\x1f", zlib.compress(b"abc")])
@@ -32,7 +32,11 @@ def test_beyond_the_limit_it_is_refused_with_the_limit(size: int) -> None:
         inflated(gzip.compress(b"x" * size), max_bytes=LIMIT)
 
 
-@pytest.mark.parametrize("spoiled", [GZIP[:-4], GZIP + b"d", GZIP[:-8] + bytes(8), b"\x1f\x8bno", b"\x1f\x8b"])
+@pytest.mark.parametrize(
+    "spoiled",
+    [GZIP[:-4], GZIP + b"d", GZIP[:-8] + bytes(8), b"\x1f\x8bno", b"\x1f\x8b"],
+    ids=["cut short", "followed by more", "of other sums", "no header", "nothing else"],
+)
 def test_what_only_begins_like_gzip_cannot_be_read(spoiled: bytes) -> None:
     with pytest.raises(InvalidArgument, match="the message cannot be read: "):
         inflated(spoiled, max_bytes=LIMIT)
