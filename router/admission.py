@@ -72,7 +72,9 @@ class Admission:
 
     def check_room(self, *, priority: int, tenant: str) -> None:
         """Raises what enter() would for want of room, whatever the request's name: so that a request that is refused costs no
-        more than that."""
+        more than that. Says nothing when closed: who is wrong then is told so, who is not is told by enter() (LIF-01)."""
+        if self.is_closed:
+            return
         self._check_bounds()
         if self._is_queue_full and not self._line.would_displace(priority, tenant):
             raise self._queue_full()

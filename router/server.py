@@ -61,22 +61,14 @@ class Router:
         epoch = rng.getrandbits(64)
         self._grace = config.grace
         self._listen = config.listen
-        self._security = Security(
-            config,
-            client_tokens=config.auth_token_file,
-            operator_tokens=config.operator_token_file,
-            max_calls_per_client=config.max_calls_per_client,
-        )
-        model = ServedModel(
-            ModelDir.open(config.model, need_weights=False),
-            max_context=config.max_context,
-            max_prompt_tokens=config.max_prompt_tokens,
-        )
+        self._security = _security(config)
+        model = _model(config)
         self.dispatch = Dispatch()
         self.registry = Registry(fingerprint=model.fingerprint, remember=config.return_wait)
+        placer = Placer(config.policy, seed=rng.getrandbits(64), local=LocalPrefill(queue_tokens=config.local_prefill_queue))
         self.fleet = Fleet(
             self.registry,
-            placer=Placer(config.policy, seed=rng.getrandbits(64), local=LocalPrefill(queue_tokens=config.local_prefill_queue)),
+            placer=placer,
             epoch=epoch,
             receiver=self.dispatch,
             pair_wait=config.pair_wait,
@@ -143,6 +135,20 @@ class Router:
                 await self.admission.empty()
         except TimeoutError:
             log.warning("%d requests are still running after %g s", self.admission.in_flight, time_left.total_seconds())
+
+
+def _security(config: RouterConfig) -> Security:
+    return Security(
+        config,
+        client_tokens=config.auth_token_file,
+        operator_tokens=config.operator_token_file,
+        max_calls_per_client=config.max_calls_per_client,
+    )
+
+
+def _model(config: RouterConfig) -> ServedModel:
+    folder = ModelDir.open(config.model, need_weights=False)
+    return ServedModel(folder, max_context=config.max_context, max_prompt_tokens=config.max_prompt_tokens)
 
 
 def calm_garbage_collection() -> None:

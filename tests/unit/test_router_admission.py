@@ -175,6 +175,7 @@ def test_want_of_room_is_told_without_a_name_and_moves_nobody() -> None:
         assert line.refused == [] and admission.in_flight == 1
         with admission.enter("b", priority=1), pytest.raises(ResourceExhausted, match="--max-in-flight"):
             admission.check_room(priority=1, tenant="")
-    admission.close("bye")
-    with pytest.raises(Unavailable, match="bye"):
-        admission.check_room(priority=1, tenant="")
+        admission.close("bye")
+        admission.check_room(priority=0, tenant="")  # What is wrong with a request is said first (LIF-01).
+        with pytest.raises(Unavailable, match="bye"), admission.enter("c"):
+            pass
