@@ -6,15 +6,17 @@ middle of everything. Lines that it does not take are dropped and counted instea
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import select
 import sys
+import time
 from typing import Final, TextIO
 
 PATIENCE_MS: Final = 50
-"""For a reader that is only slow; once it has been too slow it gets none until it has read again."""
+"""For a line, of a reader that is only slow; once it has been too slow it gets none until it has read again."""
 CHUNK_BYTES: Final = 4096
 """What a pipe that is ready takes for certain."""
 
@@ -28,7 +30,7 @@ class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self._is_within_a_line = False
         self._fd: int | None = None
         try:
-            self._fd = stream.fileno()
+            self._fd = _never_blocking(stream.fileno())
         except io.UnsupportedOperation:  # No file.
             return
         self._ready = select.poll()
@@ -54,15 +56,32 @@ class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def _write(self, fd: int, data: bytes) -> bool:
         """Whether all of it was written. What does not fit any more once it has begun is cut."""
-        if not self._ready.poll(0 if self._lost else PATIENCE_MS):
-            return False
-        for start in range(0, len(data), CHUNK_BYTES):
-            if start and not self._ready.poll(PATIENCE_MS):
-                self._is_within_a_line = True
-                return False
-            os.write(fd, data[start : start + CHUNK_BYTES])
-        self._is_within_a_line = False
+        give_up = time.monotonic() + (0 if self._lost else PATIENCE_MS / 1000)
+        written = 0
+        try:
+            while written < len(data):
+                left_ms = max(0.0, give_up - time.monotonic()) * 1000
+                if not self._ready.poll(left_ms):
+                    return False
+                try:
+                    written += os.write(fd, data[written : written + CHUNK_BYTES])
+                except BlockingIOError:  # Ready for less than there is, as some files say it.
+                    if not left_ms:
+                        return False
+                    time.sleep(0.001)
+        finally:
+            if written:
+                self._is_within_a_line = written < len(data)
         return True
+
+
+def _never_blocking(fd: int) -> int:
+    """For a terminal, which says that it is ready and blocks nevertheless: another way to it, so that others who write to it keep
+    theirs."""
+    if os.isatty(fd):
+        with contextlib.suppress(OSError):
+            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return fd
 
 
 def _note(lost: int) -> logging.LogRecord:

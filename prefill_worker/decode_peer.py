@@ -12,7 +12,7 @@ import grpc
 
 from common.core import Req
 from common.engine.handle import EngineHandle
-from common.errors import FailedPrecondition, Unavailable
+from common.errors import Aborted, AlreadyExists, FailedPrecondition, Unavailable
 from common.handoff.base import SENDER_WRITES
 from common.handoff.grpc_sender import GrpcSender
 from common.handoff.page_sender import PageSender, Sent
@@ -88,7 +88,10 @@ class DecodePeer:
                     pairing = await self._acquaintance.pairing_with(decode_worker)
             except TimeoutError:
                 raise Unavailable(f"the decode worker at {self.address} is silent") from None
-            lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
+            try:
+                lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
+            except AlreadyExists:  # The first answer was a grant that nobody has read; its lease ends soon.
+                raise Aborted(f"the decode worker at {self.address} has granted this already, unheard") from None
         await self._freshen(lease)
         self.leases.keep(lease)
         return lease

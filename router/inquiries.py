@@ -37,6 +37,8 @@ class Inquiries:
         self._open: dict[Completion, _Inquiry] = {}
 
     def begin(self, completion: Completion, error: PdserveError) -> None:
+        if (old := self._open.pop(completion, None)) is not None:  # Of an earlier attempt.
+            old.timer.cancel()
         attempt = completion.attempt
         assert attempt is not None and attempt.pair.decode is not None
         session = self._fleet.session(attempt.pair.decode)

@@ -100,7 +100,8 @@ class Journey:
                     self._patience.begin()
                     await write(response)
                 self._patience.done()
-                self._outlet.wrote()
+                if responses:
+                    self._outlet.wrote()
                 if self._error is not None and self._open:
                     raise self._error
         except asyncio.CancelledError:

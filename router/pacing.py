@@ -7,7 +7,7 @@ thread on its way. So tokens are gathered, and streams write in rounds:
     stream A   |<- gap ------------------- ... ->| its last write is a gap ago
 
 The gap grows with the number of streams. After a moment without tokens the next round begins at once, with all tokens that come
-in the same turn of the event loop; and nobody's first or last token waits for a round.
+in the same turn of the event loop; and neither what a call says first nor a completion's last token waits for a round.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rounds:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._begin)
 
     def _begin(self) -> None:
-        now, between = time.monotonic(), self.gap / ROUNDS
+        now, between = time.monotonic(), max(WRITE_SECONDS, self.gap / ROUNDS)
         self._last, self._timer = now, None
         for outlet in [outlet for outlet in self._waiting if outlet.next_write <= now + between / 2]:
             outlet.touch_now()

@@ -102,7 +102,7 @@ def end_now(code: int, *, address: Address | None = None) -> NoReturn:
     if isinstance(address, UnixAddress):
         Path(address.host).unlink(missing_ok=True)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # Nobody may read it any more.
+        with suppress(OSError, ValueError):  # Nobody may read it any more, or it is closed.
             stream.flush()
     os._exit(code)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,8 +19,9 @@ LINES_A_SECOND: Final = 20
 
 @dataclass
 class _Second:
-    """From the first call on. last: the text of the last one that was only counted."""
+    """From the first call on, at began. last: the text of the last one that was only counted."""
 
+    began: float
     lines: int = 0
     counted: int = 0
     last: str = ""
@@ -34,8 +36,9 @@ class RefusalLog:
 
     def note(self, method: str, status: grpc.StatusCode, text: str, *, extra: dict[str, Any]) -> None:
         """One call has ended so. extra: what the line is about."""
-        if (second := self._seconds.get((method, status))) is None:
-            second = self._seconds[method, status] = _Second()
+        now, second = time.monotonic(), self._seconds.get((method, status))
+        if second is None or now - second.began > 2.0:  # One event loop may have ended before its second did.
+            second = self._seconds[method, status] = _Second(now)
             asyncio.get_running_loop().call_later(1.0, self._close, method, status)
         if second.lines < LINES_A_SECOND:
             second.lines += 1
@@ -45,5 +48,5 @@ class RefusalLog:
             second.last = text
 
     def _close(self, method: str, status: grpc.StatusCode) -> None:
-        if (second := self._seconds.pop((method, status))).counted:
+        if (second := self._seconds.pop((method, status), None)) is not None and second.counted:
             self._log.info("%s: %s: %d more within a second, the last: %s", method, status.name, second.counted, second.last)

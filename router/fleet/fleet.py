@@ -140,7 +140,7 @@ class Fleet:
 
     async def flush_prefix_caches(self, *, timeout: timedelta) -> int:
         """Pages freed on all workers. Raises Unavailable naming the first worker that did not answer; the others are flushed."""
-        sessions = [self._sessions[worker] for worker in self.registry.live]
+        sessions = list(self._sessions.values())
         flushes = [session.flush_prefix_cache(timeout=timeout.total_seconds()) for session in sessions]
         results = await asyncio.gather(*flushes, return_exceptions=True)
         self.placer.flushed()

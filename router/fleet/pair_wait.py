@@ -6,6 +6,8 @@
 | drains, or left in order less than return_wait ago   | return_wait   | return_wait        |
 | silent: stopped, cut off, or away for a moment       | pair_wait     | return_wait        |
 
+Of each role that is missing; where both are, the shorter.
+
 So a crash alone ends calls quickly, for whoever balances load can do better than wait for nobody; but where a supervisor starts
 the worker again, pair_wait is only the time until its successor has said so, long before it has loaded its model. A restart in
 place, in order or not, is a pause.
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from common.work import Role
 from router.fleet.arrivals import Arrival
 from router.fleet.workers import Departure, Worker, WorkerState
 
@@ -35,10 +38,18 @@ class PairWait:
         """When to give up, in the clock's seconds. workers: registered and recently gone; arrivals: starting; asked_at: when the
         wait began."""
         there = {worker.role for worker in workers if worker.is_placeable}
-        away = [worker for worker in workers if worker.role not in there]
-        coming = [arrival for arrival in arrivals if arrival.role not in there]
-        hopes = max(self._hopes(away, coming, now=now, is_begun=is_begun), default=asked_at)
-        return max(asked_at + self.pair_wait.total_seconds(), min(asked_at + self.return_wait.total_seconds(), hopes))
+        # A worker that does both is a pair alone; else it takes one of each, so what there is less hope for decides.
+        needed: tuple[Role, ...] = (
+            ("decode",) if any(worker.profile.local_prefill for worker in workers) else ("prefill", "decode")
+        )
+        hopes = []
+        for role in needed:
+            if role not in there:
+                away = [worker for worker in workers if worker.role == role]
+                coming = [arrival for arrival in arrivals if arrival.role == role]
+                hopes.append(max(self._hopes(away, coming, now=now, is_begun=is_begun), default=asked_at))
+        hope = min(hopes, default=asked_at)
+        return max(asked_at + self.pair_wait.total_seconds(), min(asked_at + self.return_wait.total_seconds(), hope))
 
     def _hopes(self, away: Sequence[Worker], coming: Sequence[Arrival], *, now: float, is_begun: bool) -> Iterator[float]:
         """Until when each of them may be waited for."""

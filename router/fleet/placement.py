@@ -1,6 +1,7 @@
 """Who may take a request: the workers that are there, sorted by what they can do for it. Functions of values.
 
-Which of them takes it is a policy's choice (router/policies). A worker with local_prefill is a pair alone and no part of another.
+Which of them takes it is a policy's choice (router/fleet/policies). A worker with local_prefill is a pair alone and no part of
+another.
 """
 
 from __future__ import annotations

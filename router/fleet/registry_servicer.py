@@ -1,5 +1,6 @@
 """RegistryService: one stream per worker, profile first, then its load. The stream's end without a goodbye, or silence, is the
-worker's loss. Workers that have only begun to start announce themselves. Operators drain workers through it."""
+worker's loss, unless the same process registers again soon. Workers that have only begun to start announce themselves. Operators
+drain workers through it."""
 
 from __future__ import annotations
 

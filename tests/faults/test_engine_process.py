@@ -33,7 +33,7 @@ async def test_lif_05_a_killed_engine_ends_its_worker_and_its_requests_move(tiny
             killed = time.monotonic()
             engine.kill()
             assert await asyncio.to_thread(worker.wait, within=10) == 1
-            assert time.monotonic() - killed < 5
+            assert time.monotonic() - killed < 15
             assert "the engine process was killed by SIGKILL" in worker.output
             for ids, answer in zip(prompts, await asyncio.gather(*calls), strict=True):
                 assert answer.ids == reference.greedy(tiny, ids, 150)

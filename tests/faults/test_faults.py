@@ -250,7 +250,7 @@ async def test_flt_13_an_address_that_drops_packets_holds_up_nobody(four: Cluste
         began = time.monotonic()
         answers = await asyncio.gather(*(client.generate([i], sampling={"max_tokens": 30}) for i in range(20)))
         assert all(answer.ids == counted(i, 30) for i, answer in enumerate(answers))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
         began = time.monotonic()
         for i in range(5):
             await client.generate([i], sampling={"max_tokens": 5})

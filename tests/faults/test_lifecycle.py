@@ -103,7 +103,7 @@ async def test_a_worker_that_cannot_finish_in_time_hands_back_and_its_requests_g
             for worker in leaving:
                 worker.signal(signal.SIGTERM)
             assert [await asyncio.to_thread(worker.wait, within=20) for worker in leaving] == [0, 0]
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 20
             for i, answer in enumerate(await asyncio.gather(*calls)):
                 assert answer.ids == counted(i, 900)
             assert warnings.lines() == [], "no attempt has failed, and nobody is lost"
@@ -339,7 +339,7 @@ async def test_while_a_crashed_worker_s_successor_loads_its_model_requests_wait_
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await stream.end()
                 assert error.value.code() is grpc.StatusCode.UNAVAILABLE and "decode" in str(error.value.details())
-            assert time.monotonic() - killed < 5, "nobody comes any more"
+            assert time.monotonic() - killed < 15, "nobody comes any more"
 
 
 async def test_everything_stopped_at_once_warns_of_nobody(counting_model: Path, tmp_path: Path) -> None:

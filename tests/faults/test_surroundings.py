@@ -24,10 +24,15 @@ pytestmark = pytest.mark.faults
 
 
 async def test_a_log_that_nobody_reads_holds_up_no_call(tiny: Path) -> None:
-    """stderr is a pipe whose reader has stopped, and every refused call has a line."""
+    """stderr is a pipe whose reader has stopped, full before the router has said its first word."""
     address = f"127.0.0.1:{free_port()}"
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x")
+    os.set_blocking(writer, True)
     line = [sys.executable, "-m", "deploy.tied", str(os.getpid()), sys.executable, "-m", "router"]
     args = ["--model", str(tiny), "--listen", address]
     process = subprocess.Popen([*line, *args], cwd=ROOT, stderr=writer, stdin=subprocess.DEVNULL)  # noqa: ASYNC220

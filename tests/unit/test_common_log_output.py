@@ -6,8 +6,10 @@ import fcntl
 import io
 import logging
 import os
+import pty
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,3 +96,18 @@ def test_closed_standard_streams_are_not_the_next_sockets(tmp_path: Path) -> Non
     line = f"exec '{sys.executable}' '{script}' <&- >&- 2>&-"
     done = subprocess.run(["sh", "-c", line], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=30)
     assert done.returncode >= 3, "the first socket is none of the three"
+
+
+def test_a_terminal_that_nobody_reads_stops_nobody() -> None:
+    """One says that it is ready, and blocks in the middle of what it is given."""
+    master, slave = pty.openpty()
+    try:
+        with os.fdopen(slave, "w") as terminal:
+            handler = StderrHandler(terminal)
+            began = time.monotonic()
+            for _ in range(100):
+                say(handler, LINE)
+            assert time.monotonic() - began < 20
+            termios.tcflush(terminal, termios.TCIOFLUSH)
+    finally:
+        os.close(master)

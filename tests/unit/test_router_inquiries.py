@@ -94,3 +94,20 @@ async def test_a_late_no_is_not_heeded(monkeypatch: pytest.MonkeyPatch, how: str
     await asyncio.sleep(0.05)
     inquiries.fail(asked)
     assert lost == []
+
+
+async def test_what_was_asked_for_an_attempt_before_says_nothing_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.inquiries.ANSWER_SECONDS", 0.05)
+    inquiries, _, lost = make()
+    asked = completion(Attempt())
+    inquiries.begin(asked, GONE)
+    again: Any = Attempt()
+    asked.withdraw("failure")
+    asked.begin(again)
+    monkeypatch.setattr("router.inquiries.ANSWER_SECONDS", 60.0)
+    inquiries.begin(asked, GONE)
+    await asyncio.sleep(0.2)
+    assert lost == []
+    inquiries.fail(asked)
+    assert lost == [(asked, GONE)]
+    inquiries.close()

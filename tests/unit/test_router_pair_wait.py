@@ -65,6 +65,23 @@ def test_a_worker_that_is_starting_is_waited_for_whether_another_was_there_or_no
     assert wait(gone(Departure.BROKEN), starting=[Arrival("decode", since=ASKED - 20)], is_begun=is_begun) == 10
 
 
+def test_where_both_roles_are_missing_the_one_with_less_hope_decides() -> None:
+    lost = worker("p", "prefill", session=False)
+    lost.lost_at, lost.departure = ASKED, Departure.BROKEN
+    starting = [Arrival("decode", since=ASKED)]
+    until = WAIT.until([lost, gone(Departure.BROKEN)], starting, asked_at=ASKED, now=ASKED, is_begun=False)
+    assert until - ASKED == 2, "nobody comes for the prefill worker"
+    starting.append(Arrival("prefill", since=ASKED - 10))
+    until = WAIT.until([lost, gone(Departure.BROKEN)], starting, asked_at=ASKED, now=ASKED, is_begun=False)
+    assert until - ASKED == 20
+
+
+def test_a_worker_that_does_both_is_waited_for_alone() -> None:
+    both = worker("c", "decode", alone=True, session=False)
+    both.lost_at, both.departure = ASKED, Departure.IN_ORDER
+    assert WAIT.until([both], [], asked_at=ASKED, now=ASKED, is_begun=False) - ASKED == 30
+
+
 def test_a_worker_that_has_been_starting_for_too_long_or_is_of_another_role_is_not_waited_for() -> None:
     assert wait(starting=[Arrival("decode", since=ASKED - 60)]) == 2
     assert wait(starting=[Arrival("prefill", since=ASKED)]) == 2

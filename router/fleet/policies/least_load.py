@@ -14,7 +14,7 @@ from router.fleet.workers import Worker
 
 
 def least_load(seats: Seats, ask: Ask, state: None = None) -> Pair:
-    """A policy (router/policies) without a state."""
+    """A policy (router/fleet/policies) without a state."""
     if not ask.needs_decode:
         return Pair(least_queued(seats.firsts), None)
     pairs = [Pair(worker, worker) for worker in seats.alone]

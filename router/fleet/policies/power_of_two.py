@@ -17,7 +17,7 @@ MASK = (1 << 64) - 1
 
 
 def power_of_two(seats: Seats, ask: Ask, state: int) -> Pair:
-    """A policy (router/policies). state: of the random numbers, 64 bits."""
+    """A policy (router/fleet/policies). state: of the random numbers, 64 bits."""
     bits, state = draw(state)
     first = _of_two(seats.firsts, prefill_load, bits)
     if not ask.needs_decode or first.profile.local_prefill:

@@ -23,7 +23,7 @@ CREDIT_BLOCKS = 1
 
 
 def prefix(seats: Seats, ask: Ask, state: PrefixMap) -> Pair:
-    """A policy (router/policies)."""
+    """A policy (router/fleet/policies)."""
     tokens = block_tokens(seats.firsts[0].profile.compatibility.page_size)
     blocks = ask.prompt.names(tokens=tokens)
     if not blocks:

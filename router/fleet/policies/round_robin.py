@@ -20,7 +20,7 @@ class Turn(NamedTuple):
 
 
 def round_robin(seats: Seats, ask: Ask, state: Turn) -> Pair:
-    """A policy (router/policies)."""
+    """A policy (router/fleet/policies)."""
     first = _next(seats.firsts, state.prefill)
     if not ask.needs_decode or first.profile.local_prefill:
         return Pair(first, first if ask.needs_decode else None)

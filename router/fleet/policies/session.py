@@ -20,7 +20,7 @@ IDLE_FULLNESS = 0.25
 
 
 def session(seats: Seats, ask: Ask, state: None = None) -> Pair:
-    """A policy (router/policies) without a state."""
+    """A policy (router/fleet/policies) without a state."""
     if not ask.session:
         return least_load(seats, ask)
     key = ask.session.encode()

@@ -62,7 +62,8 @@ class RegistryServiceServicer:
     """
 
     def Register(self, request_iterator, context):
-        """The first message carries the profile, later ones the load, at least one a second. A broken stream means gone.
+        """The first message carries the profile, later ones the load, at least one a second. A stream that breaks, and is not
+        begun anew by the same process within 5 s, means gone.
         An incompatible worker is refused with FAILED_PRECONDITION naming both values.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
