@@ -38,10 +38,11 @@ class PairWait:
         """When to give up, in the clock's seconds. workers: registered and recently gone; arrivals: starting; asked_at: when the
         wait began."""
         there = {worker.role for worker in workers if worker.is_placeable}
-        # A worker that does both is a pair alone; else it takes one of each, so what there is less hope for decides.
-        needed: tuple[Role, ...] = (
-            ("decode",) if any(worker.profile.local_prefill for worker in workers) else ("prefill", "decode")
-        )
+        # A worker that does both is a pair alone, and where nobody knows of a prefill worker the next may be one; else it takes
+        # one of each role, and what there is less hope for decides.
+        is_alone = any(worker.profile.local_prefill for worker in workers)
+        roles = {worker.role for worker in workers} | {arrival.role for arrival in arrivals}
+        needed: tuple[Role, ...] = ("decode",) if is_alone or "prefill" not in roles else ("prefill", "decode")
         hopes = []
         for role in needed:
             if role not in there:
