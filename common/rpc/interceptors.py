@@ -41,7 +41,6 @@ MAX_MESSAGE_CHARS = 1000
 GONE_SECONDS = 0.05
 END: Any = grpc.aio.EOF
 log = logging.getLogger(__name__)
-_refusals = RefusalLog(log)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -50,6 +49,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, *, max_message_bytes: int) -> None:
         """max_message_bytes: of a request, inflated, and of an answer; grpc itself would end a larger answer with a traceback."""
         self._max_message_bytes = max_message_bytes
+        self._refusals = RefusalLog(log)
         self._guarded: dict[str, tuple[Any, Any]] = {}
         """By method: the handler last seen, which is the same for every call unless something within wraps it anew, and ours."""
 
@@ -65,7 +65,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             read = _stream if handler.request_streaming else _only_message
             guarded = rewrap(
                 handler,
-                lambda behavior: _guard(behavior, method, limit, read=read),
+                lambda behavior: _guard(behavior, method, limit, read=read, refusals=self._refusals),
                 deserializer=_deserializer(handler, max_bytes=limit),
                 reads=True,
             )
@@ -103,7 +103,12 @@ async def _only_message(requests: Any, context: Context) -> Any:
 
 
 def _guard(
-    behavior: Callable[..., Any], method: str, max_message_bytes: int, *, read: Callable[[Any, Context], Awaitable[Any]]
+    behavior: Callable[..., Any],
+    method: str,
+    max_message_bytes: int,
+    *,
+    read: Callable[[Any, Context], Awaitable[Any]],
+    refusals: RefusalLog,
 ) -> Callable[..., Any]:
     """read: what to hand the behavior, of a call's requests."""
     if inspect.isasyncgenfunction(behavior):
@@ -118,7 +123,7 @@ def _guard(
             except grpc.aio.AbortError:
                 raise
             except (Exception, asyncio.CancelledError) as error:
-                await _end(context, error, method, request)
+                await _end(context, error, method, request, refusals)
 
         return generate
 
@@ -130,7 +135,7 @@ def _guard(
         except grpc.aio.AbortError:
             raise
         except (Exception, asyncio.CancelledError) as error:
-            await _end(context, error, method, request)
+            await _end(context, error, method, request, refusals)
 
     return answer
 
@@ -143,7 +148,7 @@ def _sendable(response: Any, max_message_bytes: int) -> Any:
     return response
 
 
-async def _end(context: Context, error: BaseException, method: str, request: Any) -> NoReturn:
+async def _end(context: Context, error: BaseException, method: str, request: Any, refusals: RefusalLog) -> NoReturn:
     """Ends the call with the error's status; raises what tells grpc that it has ended."""
     # What the handler has bound is said anyway, and knows more.
     extra = {} if logs.is_bound() else logs.about(getattr(request, "request_id", ""))
@@ -157,7 +162,7 @@ async def _end(context: Context, error: BaseException, method: str, request: Any
         # A write that met the end of its call: the deadline passed or the client went before we were told (CAN-10).
         raise asyncio.CancelledError("the call has ended already") from error
     if isinstance(error, PdserveError):
-        _refusals.note(method, error.status, _shortened(error.log_text), extra=extra)
+        refusals.note(method, error.status, _shortened(error.log_text), extra=extra)
         await _abort(context, error, error.status, _shortened(str(error)), retry_after=error.retry_after)
     log.error("%s failed", method, exc_info=error, extra=extra)
     await _abort(context, error, grpc.StatusCode.INTERNAL, "internal error")

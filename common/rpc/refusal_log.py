@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,16 +18,15 @@ LINES_A_SECOND: Final = 20
 
 @dataclass
 class _Second:
-    """From the first call on, at began. last: the text of the last one that was only counted."""
+    """From the first call on. last: the text of the last one that was only counted."""
 
-    began: float
     lines: int = 0
     counted: int = 0
     last: str = ""
 
 
 class RefusalLog:
-    """Event loop only."""
+    """Of one server. Event loop only."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -36,9 +34,8 @@ class RefusalLog:
 
     def note(self, method: str, status: grpc.StatusCode, text: str, *, extra: dict[str, Any]) -> None:
         """One call has ended so. extra: what the line is about."""
-        now, second = time.monotonic(), self._seconds.get((method, status))
-        if second is None or now - second.began > 2.0:  # One event loop may have ended before its second did.
-            second = self._seconds[method, status] = _Second(now)
+        if (second := self._seconds.get((method, status))) is None:
+            second = self._seconds[method, status] = _Second()
             asyncio.get_running_loop().call_later(1.0, self._close, method, status)
         if second.lines < LINES_A_SECOND:
             second.lines += 1
@@ -48,5 +45,5 @@ class RefusalLog:
             second.last = text
 
     def _close(self, method: str, status: grpc.StatusCode) -> None:
-        if (second := self._seconds.pop((method, status), None)) is not None and second.counted:
+        if (second := self._seconds.pop((method, status))).counted:
             self._log.info("%s: %s: %d more within a second, the last: %s", method, status.name, second.counted, second.last)

@@ -63,6 +63,17 @@ def waits(event: asyncio.Event) -> Any:
     return hook
 
 
+async def cut_off_at(moment: str, stand: PrefillStand, relay: Relay, *, until: asyncio.Event) -> Any:
+    """A journey whose decode worker is cut off during that call of it; but for Renew it answers no sooner than until."""
+    stand.decode.address = relay.address
+    if moment != "Renew":
+        stand.decode.before[moment] = waits(until)
+    journey = stand.submit(IDS)
+    await eventually(lambda: moment in stand.decode.calls, within=3)
+    relay.is_whole.clear()
+    return journey
+
+
 @pytest.mark.parametrize("transport", ["grpc", "shm", "auto"])
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 33])
 async def test_every_byte_and_the_first_token_arrive_BND_05(stands: Make, transport: str, length: int) -> None:
@@ -358,12 +369,7 @@ async def test_a_decode_worker_that_falls_silent_fails_the_attempt_in_less_than_
     stand, never = await stands(transport=transport, transfer_timeout=10, **slow), asyncio.Event()
     there = stand.decode.address
     async with Relay(there) as relay:
-        stand.decode.address = relay.address
-        if moment != "Renew":
-            stand.decode.before[moment] = waits(never)
-        journey = stand.submit(IDS)
-        await eventually(lambda: moment in stand.decode.calls, within=3)
-        relay.is_whole.clear()
+        journey = await cut_off_at(moment, stand, relay, until=never)
         began = time.monotonic()
         await eventually(lambda: "failed" in stand.report.kinds, within=4)
         assert time.monotonic() - began < 2.5
@@ -582,12 +588,7 @@ async def test_a_decode_worker_that_is_silent_still_when_it_is_asked_again_fails
     stand, never = await stands(transport="shm", transfer_timeout=60, lease_ms=60_000, **slow), asyncio.Event()
     there = stand.decode.address
     async with Relay(there) as relay:
-        stand.decode.address = relay.address
-        if moment != "Renew":
-            stand.decode.before[moment] = waits(never)
-        journey = stand.submit(IDS)
-        await eventually(lambda: moment in stand.decode.calls, within=3)
-        relay.is_whole.clear()
+        journey = await cut_off_at(moment, stand, relay, until=never)
         stand_still(1.0)
         began = time.monotonic()
         await eventually(lambda: "failed" in stand.report.kinds, within=20)
