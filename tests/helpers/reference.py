@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from common.engine.philox import uniforms
+
 
 @lru_cache(maxsize=8)
 def load(model: Path) -> Any:
@@ -42,8 +44,24 @@ def logits(model: Path, ids: Sequence[int]) -> torch.Tensor:
     return result
 
 
+TIE = 1e-4
+"""Logits nearer to each other, and draws nearer to a boundary, are decided by the order in which float32 sums were taken."""
+
+
 def best(model: Path, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
-    """For each token of output the most likely one after what precedes it. Equal to output, that is, by induction, the greedy
-    continuation: in one forward pass."""
-    chosen: list[int] = logits(model, [*prompt, *output])[len(prompt) - 1 : -1].argmax(-1).tolist()
+    """For each token of output the most likely one after what precedes it, or itself where it ties with that one. Equal to
+    output, that is, by induction, the greedy continuation: in one forward pass."""
+    rows = logits(model, [*prompt, *output])[len(prompt) - 1 : -1]
+    ties = [float(row.max() - row[token]) < TIE for row, token in zip(rows, output, strict=True)]
+    return [token if ties[i] else int(rows[i].argmax()) for i, token in enumerate(output)]
+
+
+def drawn(model: Path, prompt: Sequence[int], output: Sequence[int], *, seed: int) -> list[int]:
+    """As best, of what is drawn with that seed at temperature 1 and no filter."""
+    ends = logits(model, [*prompt, *output])[len(prompt) - 1 : -1].double().softmax(-1).cumsum(-1)
+    chosen = []
+    for i, (row, token) in enumerate(zip(ends, output, strict=True)):
+        [at] = uniforms([(seed, 0, i)])
+        low, high = float(row[token - 1]) if token else 0.0, float(row[token])
+        chosen.append(token if low - TIE < at < high + TIE else int(torch.searchsorted(row, at, right=True)))
     return chosen
