@@ -26,6 +26,8 @@ from router.stake import Stake
 
 RETRY_SECONDS = 0.1
 """Before the first retry; doubles. A dead worker's session has ended by then, so that the retry goes elsewhere."""
+MAX_RETRY_SECONDS = 1.6
+"""And doubles no further: with many attempts allowed the next is a pause, not the rest of a deadline."""
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +135,7 @@ class Attempts:
         if not retryable or completion.failures >= self._max_attempts:
             self._on_error(_told(error, completion.failures) if retryable else error)
             return
-        delay = RETRY_SECONDS * 2 ** (completion.failures - 1)
+        delay = min(RETRY_SECONDS * 2 ** (completion.failures - 1), MAX_RETRY_SECONDS)
         for victim in victims:
             self._places.take((victim,), delay=delay)
 

@@ -36,6 +36,7 @@ class OneTurn:
         self.waiters: list[Waiter] = []
         self.left: list[Waiter] = []
         self.answers: list[int] = []
+        self.delays: list[float] = []
         self.times_held_up = 0
 
     def enter(self, waiter: Waiter) -> None:
@@ -47,6 +48,7 @@ class OneTurn:
 
     def enter_later(self, waiter: Waiter, *, delay_seconds: float) -> None:
         self.waiters.append(waiter)
+        self.delays.append(delay_seconds)
 
     def leave(self, waiter: Waiter) -> None:
         self.left.append(waiter)
@@ -70,7 +72,13 @@ class NoSessions:
 
 
 def make(
-    queue: Any, errors: list[Exception], *, n: int, deadline: float | None = None, trace: RequestTrace = UNTRACED
+    queue: Any,
+    errors: list[Exception],
+    *,
+    n: int,
+    deadline: float | None = None,
+    trace: RequestTrace = UNTRACED,
+    max_attempts: int = 3,
 ) -> tuple[Attempts, list[Completion]]:
     events: Any = None
     completions = [
@@ -96,7 +104,7 @@ def make(
         queue=queue,
         dispatch=Dispatch(),
         metrics=RouterMetrics(CollectorRegistry()),
-        max_attempts=3,
+        max_attempts=max_attempts,
         on_error=errors.append,
     )
     return attempts, completions
@@ -222,3 +230,14 @@ async def test_a_worker_s_fault_voids_the_line_s_pace_and_a_full_one_does_not(er
     attempts.begin()
     attempts.failed(first, error, retryable=True, blame=frozenset())
     assert queue.times_held_up == times
+
+
+async def test_the_pause_before_the_next_of_many_attempts_stays_short() -> None:
+    queue = OneTurn()
+    attempts, (first,) = make(queue, [], n=1, max_attempts=100)
+    attempts.begin()
+    for _ in range(99):
+        attempts.failed(first, Unavailable("Socket closed"), retryable=True, blame=frozenset())
+        queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
+    assert queue.delays[:2] == [0.1, 0.2] and max(queue.delays) < 2
+    attempts.close()
