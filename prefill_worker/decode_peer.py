@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property, partial
 from typing import Final
 
 import grpc
@@ -32,8 +32,8 @@ ANSWER_MARGIN_SECONDS: Final = 2.0
 COMMIT_PAUSE_SECONDS: Final = 0.05
 
 
-class _Unheard(FailedPrecondition):
-    """The decode worker seemed silent while this process stood still."""
+class _Unheard(Aborted):
+    """The decode worker may have answered while this process stood still."""
 
 
 class DecodePeer:
@@ -77,24 +77,30 @@ class DecodePeer:
             self._reserving -= 1
 
     async def _reserved(self, req: Req, *, decode_worker: str, deadline: float, on_lost: OnLost) -> Lease:
+        ask = partial(self._ask, req, deadline=deadline, on_lost=on_lost)
         pairing = await self._acquaintance.pairing_with(decode_worker)
         try:
-            lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
-        except FailedPrecondition as error:  # It has forgotten the pairing.
+            lease = await ask(pairing)
+        except FailedPrecondition:  # It has forgotten the pairing.
             self._acquaintance.drop(pairing)
-            longest = SECOND_OPINION_SECONDS if isinstance(error, _Unheard) else None
-            try:
-                async with asyncio.timeout(longest):
-                    pairing = await self._acquaintance.pairing_with(decode_worker)
-            except TimeoutError:
-                raise Unavailable(f"the decode worker at {self.address} is silent") from None
-            try:
-                lease = await self._ask(pairing, req, deadline=deadline, on_lost=on_lost)
-            except AlreadyExists:  # The first answer was a grant that nobody has read; its lease ends soon.
-                raise Aborted(f"the decode worker at {self.address} has granted this already, unheard") from None
+            lease = await ask(await self._acquaintance.pairing_with(decode_worker))
+        except _Unheard:
+            self._acquaintance.drop(pairing)
+            lease = await self._second_opinion(ask, decode_worker)
         await self._freshen(lease)
         self.leases.keep(lease)
         return lease
+
+    async def _second_opinion(self, ask: Callable[[Pairing], Awaitable[Lease]], decode_worker: str) -> Lease:
+        try:
+            async with asyncio.timeout(SECOND_OPINION_SECONDS):
+                pairing = await self._acquaintance.pairing_with(decode_worker)
+        except TimeoutError:
+            raise Unavailable(f"the decode worker at {self.address} is silent") from None
+        try:
+            return await ask(pairing)
+        except AlreadyExists:  # The first answer was a grant that nobody has read; its lease ends soon.
+            raise Aborted(f"the decode worker at {self.address} has granted this already, unheard") from None
 
     def sender(
         self, lease: Lease, *, read_page: Callable[[int], memoryview], on_sent: Callable[[int], None]
@@ -166,7 +172,7 @@ class DecodePeer:
         if self._bulk_channel is not None:
             await self._bulk_channel.close(None)
 
-    async def _ask(self, pairing: Pairing, req: Req, *, deadline: float, on_lost: OnLost) -> Lease:
+    async def _ask(self, req: Req, pairing: Pairing, *, deadline: float, on_lost: OnLost) -> Lease:
         # As an errand: a ticket granted to nobody would keep its pages withheld there until this process ends.
         pairing.hold()
         return await self._errands.run(
@@ -187,7 +193,7 @@ class DecodePeer:
             self._end_unanswered(pairing, error, waited_out=self._clock() - sent >= left + ANSWER_MARGIN_SECONDS)
             pairing.let_go()
             if isinstance(error, grpc.aio.AioRpcError) and is_silence(error) and self._terms.stood_still():
-                raise _Unheard("this process stood still: pair again") from None
+                raise _Unheard("this process stood still when the decode worker may have answered") from None
             if isinstance(error, grpc.aio.AioRpcError):
                 raise peer_error(error, address=self.address) from None
             raise
