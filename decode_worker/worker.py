@@ -33,6 +33,7 @@ from decode_worker.traces import Traces
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
 LAST_WORDS_POLLS = 100
+"""10 ms apart: how often it is looked whether routers have been told everything, at the end."""
 NOTHING_YET = events.Stats(0, 0, PageCounts(0, 0, 0, 0, 0))
 log = logging.getLogger(__name__)
 

@@ -56,7 +56,7 @@ class Attempts:
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._on_error = on_error
-        self._inquiries = Inquiries(fleet, on_lost=self._sender_lost)
+        self._inquiries = Inquiries(fleet, on_lost=self._lost_with_sender)
         self._places = Places(work, queue, on_turn=self._submit_all, on_error=on_error)
         self.pair: Pair | None = None
         self.cached_tokens = 0
@@ -94,7 +94,7 @@ class Attempts:
         else:
             self._inquiries.fail(completion)
 
-    def _sender_lost(self, completion: Completion, error: PdserveError) -> None:
+    def _lost_with_sender(self, completion: Completion, error: PdserveError) -> None:
         assert completion.attempt is not None
         self.failed(completion, error, retryable=True, blame=frozenset({completion.attempt.pair.prefill.id}))
 

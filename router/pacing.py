@@ -56,7 +56,7 @@ class Rounds:
     def _begin(self) -> None:
         now, between = time.monotonic(), max(WRITE_SECONDS, self.gap / ROUNDS)
         self._last, self._timer = now, None
-        for outlet in [outlet for outlet in self._waiting if outlet.next_write <= now + between / 2]:
+        for outlet in [outlet for outlet in self._waiting if outlet.may_write_at <= now + between / 2]:
             outlet.touch_now()
         if self._waiting:
             self._arm(between)
@@ -64,10 +64,10 @@ class Rounds:
 
 class Outlet:
     """Wakes one call's writer. touch() and touch_now() are cheap, never block and may come in any number.
-    next_write: time.monotonic() seconds; 0 before the first."""
+    may_write_at: time.monotonic() seconds; 0 before the first."""
 
     def __init__(self, rounds: Rounds) -> None:
-        self.next_write = 0.0
+        self.may_write_at = 0.0
         self._rounds = rounds
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -79,7 +79,7 @@ class Outlet:
         """There is something to write. now: time.monotonic() seconds."""
         if self._is_ready or self._is_waiting:
             return
-        if self.next_write:
+        if self.may_write_at:
             self._is_waiting = True
             self._rounds.add(self, now)
         else:
@@ -100,7 +100,7 @@ class Outlet:
         self._is_ready = False
 
     def wrote(self) -> None:
-        self.next_write = time.monotonic() + self._rounds.gap
+        self.may_write_at = time.monotonic() + self._rounds.gap
 
     def close(self) -> None:
         if self._is_waiting:

@@ -42,7 +42,7 @@ from router.readiness import Readiness
 from router.served_model import ServedModel
 from router.servicer import GenerationServicer
 
-LAST_WORDS = timedelta(seconds=2)
+LAST_STATUSES = timedelta(seconds=2)
 """For the statuses of the calls that the end of grace cut off to reach their clients."""
 
 LAST_BYTES = timedelta(seconds=0.2)
@@ -125,7 +125,7 @@ class Router:
         error = Unavailable(f"the router is shutting down and its grace of {self._grace.total_seconds():g} s is over")
         for ticket in self.admission.tickets():
             ticket.end(error)
-        await self._drain(LAST_WORDS)
+        await self._drain(LAST_STATUSES)
         self._registration.close()
         await self.fleet.close()
 

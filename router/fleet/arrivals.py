@@ -26,24 +26,24 @@ class Arrivals:
     def __init__(self, clock: Callable[[], float], *, on_change: Callable[[], None]) -> None:
         self._clock = clock
         self._on_change = on_change
-        self._now: list[Arrival] = []
+        self._coming: list[Arrival] = []
 
     @contextmanager
     def announced(self, role: Role) -> Iterator[None]:
         """One is coming for as long as the block runs."""
         arrival = Arrival(role, self._clock())
-        self._now.append(arrival)
+        self._coming.append(arrival)
         log.info("a %s worker is starting", role)
         self._on_change()
         try:
             yield
         finally:
-            self._now.remove(arrival)
+            self._coming.remove(arrival)
             self._on_change()
 
     @property
-    def now(self) -> tuple[Arrival, ...]:
-        return tuple(self._now)
+    def coming(self) -> tuple[Arrival, ...]:
+        return tuple(self._coming)
 
     def has(self, role: Role) -> bool:
-        return any(arrival.role == role for arrival in self._now)
+        return any(arrival.role == role for arrival in self._coming)

@@ -128,7 +128,7 @@ class Fleet:
         while self.roster.seats(ask) is None:
             workers = [*self.registry.live, *self.registry.recently_lost]
             now = self.registry.now
-            arrivals = self.registry.arrivals.now
+            arrivals = self.registry.arrivals.coming
             until = self._pair_wait.until(workers, arrivals, asked_at=asked_at, now=now, is_begun=is_begun)
             if now >= until:
                 raise Unavailable(f"no prefill and decode pair: {self._why_none(ask)}", reason="no_workers")

@@ -33,16 +33,20 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._epoch = epoch
         self._silence = silence
         self._directives: dict[Worker, Directives] = {}
-        self._end = ("its registration stream ended", Departure.BROKEN)
-        """What it means when a stream ends without more words."""
         self._is_closed = False
 
     def close(self) -> None:
         """Says goodbye on every stream, which ends it; a worker then looks for the next router at this address."""
-        self._end = ("this router is being stopped", Departure.IN_ORDER)
         self._is_closed = True
         for directives in self._directives.values():
             directives.post(registry_pb2.RouterDirective(goodbye=registry_pb2.Goodbye()))
+
+    @property
+    def _wordless_end(self) -> tuple[str, Departure]:
+        """What it means when a stream ends without a word of the worker's."""
+        if self._is_closed:
+            return "this router is being stopped", Departure.IN_ORDER
+        return "its registration stream ended", Departure.BROKEN
 
     async def Register(self, request_iterator: Any, context: Context) -> None:
         profile = await self._read_profile(context)
@@ -64,7 +68,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             self._leave(worker, directives, str(error), Departure.SILENT)
             raise
         finally:
-            self._leave(worker, directives, *self._end)
+            self._leave(worker, directives, *self._wordless_end)
             for side in sides:
                 side.cancel()
             await asyncio.gather(*sides, return_exceptions=True)

@@ -62,7 +62,7 @@ async def test_streams_whose_gap_is_over_write_together_and_after_a_pause_at_onc
     rounds = Rounds(active_streams=lambda: 10_000)  # 0.8 s between writes, 0.2 between rounds.
     outlets = [Outlet(rounds) for _ in range(3)]
     for outlet in outlets:
-        outlet.next_write = time.monotonic() - 1
+        outlet.may_write_at = time.monotonic() - 1
     first, second, third = (asyncio.ensure_future(outlet.wait()) for outlet in outlets)
     outlets[0].touch(time.monotonic())
     outlets[1].touch(time.monotonic())
@@ -77,7 +77,7 @@ async def test_streams_whose_gap_is_over_write_together_and_after_a_pause_at_onc
 async def test_a_stream_does_not_write_in_a_round_before_its_gap_is_over() -> None:
     rounds = Rounds(active_streams=lambda: 5_000)
     early, late = Outlet(rounds), Outlet(rounds)
-    early.next_write = time.monotonic() - 1
+    early.may_write_at = time.monotonic() - 1
     began = time.monotonic()
     late.wrote()
     waits = [asyncio.ensure_future(outlet.wait()) for outlet in (early, late)]

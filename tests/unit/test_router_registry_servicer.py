@@ -104,7 +104,7 @@ async def test_who_has_announced_itself_is_coming_until_its_call_ends() -> None:
     assert registry.why_none("decode").endswith("; one is starting") and "starting" not in registry.why_none("prefill")
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert registry.arrivals.now == ()
+    assert registry.arrivals.coming == ()
 
 
 async def test_an_announcement_names_a_role_that_there_is() -> None:
