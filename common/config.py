@@ -24,7 +24,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from common.address import Address
 from common.batch_sizes import BatchSizes
@@ -32,6 +32,10 @@ from common.batch_sizes import BatchSizes
 ENV_PREFIX = "PDSERVE_"
 _ABSENT: Any = object()
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
+LARGEST: Final = (1 << 31) - 1
+"""Of whole numbers: what every field of a message and every setting of gRPC's can hold."""
+LONGEST: Final = timedelta(days=24)
+"""The same of durations: gRPC counts milliseconds."""
 T = TypeVar("T")
 
 
@@ -102,7 +106,9 @@ def parse_duration(text: str) -> timedelta:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)", text)
     if match is None:
         raise ValueError(f"must be a duration like 5s, 200ms or 2m, got {text!r}")
-    return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+    if (seconds := float(match[1]) * _SECONDS[match[2]]) > LONGEST.total_seconds():
+        raise ValueError(f"must be at most {LONGEST // timedelta(hours=1)}h, got {text!r}")
+    return timedelta(seconds=seconds)
 
 
 def _parse_bool(text: str) -> bool:
@@ -114,11 +120,21 @@ def _parse_bool(text: str) -> bool:
 def _number(kind: type[int] | type[float], called: str) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             raise ValueError(f"must be {called}, got {text!r}") from None
+        if kind is int and abs(number) > LARGEST:
+            raise ValueError(f"must be at most {LARGEST}, got {text!r}")
+        return number
 
     return parse
+
+
+def _parse_path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"must be a path, and nobody here has the home directory it begins with, got {text!r}") from None
 
 
 _PARSERS: dict[Any, Callable[[str], Any]] = {
@@ -126,7 +142,7 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
     int: _number(int, "a whole number"),
     float: _number(float, "a number"),
     bool: _parse_bool,
-    Path: lambda text: Path(text).expanduser(),
+    Path: _parse_path,
     timedelta: parse_duration,
     Address: Address.parse,
     BatchSizes: BatchSizes.parse,

@@ -17,6 +17,10 @@ from common.security_config import SecurityConfig
 from common.tracing import check_endpoint
 
 MIB = 1 << 20
+MOST_PAGES = 1 << 24
+MOST_RUNNING = 1 << 16
+MOST_THREADS = 1 << 12
+"""What is kept for each of them is made at the start: with more it would not end, or take all memory there is."""
 PrefillAttention = Literal["auto", "flashinfer", "torch"]
 DecodeAttention = Literal["auto", "xqa", "flashinfer", "torch"]
 ENGINES = ("thread", "process", "sim")
@@ -70,6 +74,9 @@ class WorkerConfig(SecurityConfig):
         # What is simulated is a GPU unless the profile says otherwise, so its sizes are the defaults.
         resolve(self, "cuda:0" if self.is_simulated else self.device)
         self._check_positive("page_size", "pool_memory_mb", "pool_pages", "max_context", "max_running", "threads")
+        for name, most in (("pool_pages", MOST_PAGES), ("max_running", MOST_RUNNING), ("threads", MOST_THREADS)):
+            if (value := getattr(self, name)) is not None and value > most:
+                raise ValueError(f"--{name.replace('_', '-')} must be at most {most}, got {value}")
         if self.is_simulated:
             self._check_simulation()
         elif self.sim_profile is not None or self.time_scale != 1.0:
@@ -97,12 +104,17 @@ class WorkerConfig(SecurityConfig):
         return self.engine if self.is_simulated else self.device
 
     def pages_before_start(self, page_bytes: int) -> int | None:
-        """Pages in the pool, given what one takes; None if only the started engine knows. Raises ValueError if none fits."""
+        """Pages in the pool, given what one takes; None if only the started engine knows. Raises ValueError if none fits, or too
+        many."""
         if self.pool_pages is not None or self.pool_memory_mb is None or self.on_cuda:
             return self.pool_pages
         pages = self.pool_memory_mb * MIB // page_bytes
         if pages < 1:
             raise ValueError(f"--pool-memory-mb must hold at least one page of {page_bytes} bytes, got {self.pool_memory_mb}")
+        if pages > MOST_PAGES:
+            raise ValueError(
+                f"--pool-memory-mb must be {MOST_PAGES} pages of {page_bytes} bytes at most, got {self.pool_memory_mb}"
+            )
         return pages
 
     def warn_of_no_router(self, log: logging.Logger) -> None:

@@ -72,6 +72,11 @@ def test_a_flag_wins_over_the_environment() -> None:
         (["--model=m", "--grace=soon"], "argument --grace: must be a duration like 5s, 200ms or 2m, got 'soon'"),
         (["--model=m", "--transport=udp"], "argument --transport: must be one of auto, shm, grpc, got 'udp'"),
         (["--model=m", "--dtype=int8"], "argument --dtype: must be one of float32, bfloat16, got 'int8'"),
+        (["--model=m", f"--pool-pages={1 << 31}"], "argument --pool-pages: must be at most 2147483647, got '2147483648'"),
+        (["--model=m", "--grace=577h"], "argument --grace: must be at most 576h, got '577h'"),
+        (["--model=m", f"--grace={'9' * 310}h"], f"argument --grace: must be at most 576h, got '{'9' * 310}h'"),
+        (["--model=~no-such-user/m"], "argument --model: must be a path, and nobody here has the home directory it begins with, "
+         "got '~no-such-user/m'"),
         (["--mod=m"], "unrecognized arguments: --mod=m"),
         (["--model=m", "--colour"], "unrecognized arguments: --colour"),
     ],

@@ -71,6 +71,9 @@ def test_the_line_at_start_shows_what_holds() -> None:
             "--graph-sizes must be at most --max-running, which is 8, got 16",
         ),
         ({"page_size": 0}, "--page-size must be at least 1, got 0"),
+        ({"pool_pages": (1 << 24) + 1}, "--pool-pages must be at most 16777216, got 16777217"),
+        ({"max_running": (1 << 16) + 1}, "--max-running must be at most 65536, got 65537"),
+        ({"threads": 5000}, "--threads must be at most 4096, got 5000"),
         ({"time_scale": 2.0}, "--sim-profile and --time-scale need --engine sim, got --engine thread"),
         ({"sim_profile": Path("p")}, "--sim-profile and --time-scale need --engine sim, got --engine thread"),
         ({"engine": "sim", "time_scale": 0.0}, "--time-scale must be more than 0, got 0"),
@@ -114,6 +117,8 @@ def test_a_pool_on_the_cpu_is_sized_before_the_start_and_on_a_gpu_by_the_engine(
     assert prefill(device="cuda", pool_pages=7).pages_before_start(MIB) == prefill(pool_pages=7).pages_before_start(MIB) == 7
     with pytest.raises(ValueError, match="--pool-memory-mb must hold at least one page of 1048576000 bytes, got 1"):
         prefill(pool_memory_mb=1).pages_before_start(1000 * MIB)
+    with pytest.raises(ValueError, match="--pool-memory-mb must be 16777216 pages of 1024 bytes at most, got 20000"):
+        prefill(pool_memory_mb=20_000).pages_before_start(1024)
 
 
 def test_help_shows_both_devices_defaults(capsys: pytest.CaptureFixture[str]) -> None:
