@@ -151,6 +151,9 @@ class Leases:
     async def _renew_kept(self) -> None:
         try:
             await self._renew_until_none()
+        except Exception:
+            _log.exception("leases are not renewed any more")
+            self._lose_all("was not renewed, by an internal error")  # At once: whoever holds one would wait until it is over.
         finally:
             self._renewer = None
 

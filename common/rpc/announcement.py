@@ -67,4 +67,7 @@ class Announcement:
                 if error.code() in _REFUSALS:  # Registering meets the same, and says so.
                     log.debug("router %s takes no announcement: %s", router, error.details())
                     return
+            except Exception:
+                log.exception("this worker's start is announced to router %s no more", router)
+                return
             await asyncio.sleep(RETRY_SECONDS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from common.address import Address
 from common.errors import Unimplemented
 from common.rpc.announcement import Announcement
@@ -80,3 +82,11 @@ async def test_a_router_that_does_not_know_the_call_is_asked_once() -> None:
         await eventually(lambda: old.calls == 1, within=5)
         await eventually(lambda: all(task.done() for task in announcement._tasks), within=5)
     assert old.calls == 1
+
+
+async def test_a_mistake_in_announcing_is_logged_and_costs_only_the_announcement(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(address: object, **_: object) -> Any:
+        raise RuntimeError("a mistake")
+
+    async with Announcement([LOOPBACK], "decode", connect=broken):
+        await eventually(lambda: "a mistake" in caplog.text, within=5)
