@@ -77,10 +77,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         return decode_pb2.PairResponse(
             decode_worker=worker.worker_id,
             pair_id=pair_id,
-            shm_socket=worker.shm_socket,
+            shm_socket=worker.senders.shm_socket,
             page_bytes=worker.description.page_bytes,
             pool_pages=worker.description.pool_pages,
-            cuda_pool=_cuda_pool_to_pb(worker.description.cuda_pool, worker.cuda_ipc_socket),
+            cuda_pool=_cuda_pool_to_pb(worker.description.cuda_pool, worker.senders.cuda_ipc_socket),
         )
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Context) -> decode_pb2.ReserveResponse:

@@ -6,27 +6,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from common.core import Req
 from common.engine.handle import EngineHandle
 from common.errors import InvalidRequest, Leaving, PdserveError, Unavailable
-from common.handoff.base import TRANSPORTS, Transport
-from common.handoff.cuda_ipc import PoolExport
-from common.handoff.cuda_ipc_receiver import CudaIpcReceiver
+from common.handoff.base import TRANSPORTS
 from common.handoff.free_slots import FreeSlots
 from common.handoff.grpc_receiver import GrpcReceiver
 from common.handoff.pool_memory import PoolMemory
-from common.handoff.shm_receiver import ShmReceiver
 from common.token_ids import MakeIds, tensor_ids
 from common.tracing import NO_TRACING, Tracing
 from common.work import Compatibility, PageCounts, WorkerLoad
 from decode_worker import commands, events
-from decode_worker.commit_wire import commit_ahead_from_bytes
 from decode_worker.description import DecodeDescription
 from decode_worker.metrics import DecodeMetrics
-from decode_worker.pairs import Pairs
+from decode_worker.senders import Senders
 from decode_worker.sessions import Order, Sessions
 from decode_worker.ticket_names import TicketNames
 from decode_worker.traces import Traces
@@ -70,10 +65,7 @@ class DecodeWorker:
         self.receiver = GrpcReceiver(
             page_view=memory.page_view, page_bytes=memory.page_bytes, slots=self._slots, on_page=self._on_page
         )
-        self._shm = ShmReceiver(memory, is_known=lambda pair_id: pair_id in self._pairs, on_gone=self._on_sender_gone)
-        self._offer_shm = offer_shm
-        self._cuda_ipc: CudaIpcReceiver | None = None
-        self._pairs = Pairs(is_connected=self._is_connected)
+        self.senders = Senders(memory, offer_shm=offer_shm, engine=self._engine)
         self._stats = NOTHING_YET
         self._draining = False
         metrics.watch(
@@ -85,11 +77,10 @@ class DecodeWorker:
 
     async def start(self) -> DecodeDescription:
         """Loads the model; raises what that raised."""
-        if self._offer_shm:
-            self._shm.start()
+        self.senders.start()
         engine: DecodeDescription = await self._engine.start()
         if engine.cuda_pool is not None:
-            self._offer(engine.cuda_pool)
+            self.senders.offer(engine.cuda_pool)
         self._description = engine
         if self._stats is NOTHING_YET:
             self._stats = events.Stats(0, 0, PageCounts(engine.pool_pages, 0, 0, 0, engine.pool_pages))
@@ -115,7 +106,7 @@ class DecodeWorker:
     def pair(self, prefill_worker: str, compatibility: Compatibility) -> str:
         """A pair id. Raises Incompatible naming both values."""
         self.description.compatibility.check(compatibility, our_name=self.worker_id, their_name=prefill_worker)
-        return self._pairs.add(prefill_worker)
+        return self.senders.pair(prefill_worker)
 
     @property
     def description(self) -> DecodeDescription:
@@ -123,22 +114,12 @@ class DecodeWorker:
         assert self._description is not None
         return self._description
 
-    @property
-    def shm_socket(self) -> str:
-        """Empty: not offered."""
-        return self._shm.socket_name if self._offer_shm else ""
-
-    @property
-    def cuda_ipc_socket(self) -> str:
-        """Empty: not offered."""
-        return self._cuda_ipc.socket_name if self._cuda_ipc is not None else ""
-
     async def reserve(self, req: Req, *, pair_id: str, transport: str, verify: bool) -> commands.Granted:
         """Waits for pages; see commands.Reserve. Cancelling the wait takes it back."""
         known = [name for name in TRANSPORTS if name == transport]
         if not known:
             raise InvalidRequest("transport", f"must be one of {', '.join(TRANSPORTS)}", transport)
-        self._pairs.check(pair_id, known[0])
+        self.senders.check(pair_id, known[0])
         with self.traces.reserving(req):
             granted: commands.Granted = await self._engine.call(commands.Reserve(req, pair_id, known[0], verify))
             self.traces.granted(req, granted.ticket)
@@ -204,30 +185,7 @@ class DecodeWorker:
     async def close(self) -> None:
         """Waits for the engine; for its thread also while it loads the model: torch aborts a process that ends under it."""
         await self._engine.close()
-        await self._shm.close()
-        if self._cuda_ipc is not None:
-            await self._cuda_ipc.close()
-
-    # Who writes into the pool.
-
-    def _offer(self, export: PoolExport) -> None:
-        self._cuda_ipc = CudaIpcReceiver(
-            export.pool_bytes,
-            is_known=lambda pair_id: pair_id in self._pairs,
-            # The pairing stays: a sender whose GPU can't map the pool says goodbye, and goes on by grpc.
-            on_gone=lambda pair_id: self._engine.post(commands.SenderGone(pair_id)),
-            on_line=lambda pair_id, line: self._engine.listen(line, partial(commit_ahead_from_bytes, pair_id=pair_id)),
-        )
-        self._cuda_ipc.start()
-
-    def _is_connected(self, pair_id: str, transport: Transport) -> bool:
-        if transport in ("shm", "sim"):
-            return self._shm.is_connected(pair_id)
-        return self._cuda_ipc is not None and self._cuda_ipc.is_connected(pair_id)
-
-    def _on_sender_gone(self, pair_id: str) -> None:
-        self._pairs.drop(pair_id)
-        self._engine.post(commands.SenderGone(pair_id))
+        await self.senders.close()
 
     # What the engine says.
 

@@ -212,8 +212,8 @@ async def test_a_decode_worker_that_ends_ends_the_requests_that_store_into_it_at
             peers.worker._engine.listen = lambda connection, to_command: connection.close()  # type: ignore[method-assign]
             journey = stand.submit(PROMPT, uid=1, output_len=6)
             await eventually(lambda: "first_token" in stand.report.kinds, within=3)
-            assert peers.worker._cuda_ipc is not None
-            await peers.worker._cuda_ipc.close()
+            assert peers.worker.senders._cuda_ipc is not None
+            await peers.worker.senders._cuda_ipc.close()
             await stand.finish(journey, within=2)
             assert stand.report.failure.retryable and "ended with that worker" in stand.report.failure.message
             hold.set()
