@@ -26,7 +26,7 @@ from common.engine.flights import Flights
 from common.engine.handle import DEFERRED, Emit, Reply
 from common.engine.pages import PagePool
 from common.engine.runner import Runner
-from common.errors import Aborted, Leaving, Unavailable
+from common.errors import Leaving, Unavailable
 from common.handoff.cuda_ipc import PoolExport
 from common.work import PageCounts
 from common.work_key import WorkKey
@@ -206,11 +206,8 @@ class DecodeCore:
 
     def _close_session(self, router_epoch: int, now: float) -> None:
         self._sessions.discard(router_epoch)
-        error = Aborted("the session with its router ended")
-        self._tickets.end_where(lambda req: req.router_epoch == router_epoch, error, now=now)
-        for completion in self._decoding:
-            if completion.req.router_epoch == router_epoch:
-                self._decoding.drop(completion)
+        self._tickets.close_session(router_epoch, now=now)
+        self._decoding.close_session(router_epoch)
 
     def _drain(self, call_id: int | None) -> object:
         self._draining = True
@@ -220,7 +217,6 @@ class DecodeCore:
 
     def _hand_back(self, now: float) -> None:
         self._draining = True
-        self._tickets.turn_away(Leaving("this decode worker is leaving"))
         self._tickets.fail_all(Leaving("this decode worker is leaving"), now=now)
         for completion in self._decoding:
             self._decoding.retract(completion)

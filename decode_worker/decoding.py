@@ -84,6 +84,12 @@ class Decoding:
         if not self._by_key:
             self.is_starved = False
 
+    def close_session(self, router_epoch: int) -> None:
+        """Drops all of that router's."""
+        for completion in self:
+            if completion.req.router_epoch == router_epoch:
+                self.drop(completion)
+
     def retract(self, completion: Completion) -> None:
         """Gives it back to its router, which runs it again as a new attempt."""
         self.drop(completion)

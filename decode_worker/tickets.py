@@ -1,4 +1,4 @@
-"""Tickets: what may happen to a ticket between Reserve and its end, and what is remembered of it after."""
+"""Tickets: what may happen to a ticket between Reserve and its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
-from common.core import Req
 from common.engine.handle import Emit
 from common.engine.kv_pages import ReadPage
 from common.engine.pages import PagePool
@@ -18,7 +17,6 @@ from common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Leaving,
-    NotFound,
     PdserveError,
     Unavailable,
 )
@@ -27,10 +25,10 @@ from common.work import TokenOut, WorkFailure
 from common.work_key import WorkKey
 from decode_worker import checks, commands
 from decode_worker.completion import Completion, split
+from decode_worker.endings import Endings
 from decode_worker.events import Failed, Retracted
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.quarantine import Quarantine
-from decode_worker.recent import Recent
 from decode_worker.reservations import Reservations
 from decode_worker.states import State
 from decode_worker.ticket import Ticket
@@ -69,10 +67,7 @@ class Tickets:
         self._quarantine = Quarantine(pool)
         self.reservations = Reservations(pool, prompts=prompts, quarantine=self._quarantine, lease=lease, emit=emit)
         """Others only count them."""
-        self._tombstones: Recent[WorkKey, None] = Recent(lease.total_seconds())
-        self._committed: Recent[str, None] = Recent(2 * lease.total_seconds())
-        self._ended: Recent[str, str] = Recent(2 * lease.total_seconds())
-        """Why each ticket ended that had been granted and was not committed."""
+        self._endings = Endings(lease)
 
     def __len__(self) -> int:
         return len(self.reservations)
@@ -107,7 +102,7 @@ class Tickets:
             is_local=isinstance(command, commands.Prefill),
         )
         ticket = Ticket(self._new_name(), command, call_id=call_id, page_size=compatibility.page_size)
-        ticket.cancelled.update(key for key in ticket.keys if key in self._tombstones)
+        ticket.cancelled.update(key for key in ticket.keys if self._endings.was_cancelled(key))
         return ticket
 
     def grant(self, now: float) -> None:
@@ -115,7 +110,7 @@ class Tickets:
 
     def renew(self, names: Iterable[str], *, now: float) -> list[str]:
         # A commit that came ahead may have overtaken this Renew: its sender is not to think that it lost the ticket.
-        return [name for name in self.reservations.renew(names, now=now) if name not in self._committed]
+        return [name for name in self.reservations.renew(names, now=now) if not self._endings.was_committed(name)]
 
     def is_stored_by(self, pair_id: str, name: str) -> bool:
         """Whether it is a ticket whose pages that pairing's sender writes, and not committed yet."""
@@ -126,7 +121,7 @@ class Tickets:
         """The completions to run. Raises as commands.Commit says. Repeated for a ticket that was committed: none, no error."""
         ticket = self.reservations.receiving(command.ticket)
         if ticket is None:
-            self._answer_late_commit(command.ticket)
+            self._endings.check_committed(command.ticket)
             return []
         checks.check_commit(ticket, command)
         try:
@@ -135,7 +130,7 @@ class Tickets:
             # Everything was sent, so the sender writes no more.
             self._end(ticket, error, now=now, drained=True)
             raise
-        self._committed.put(ticket.name, None, now=now)
+        self._endings.committed(ticket.name, now=now)
         return self.take(ticket, command.first_tokens)
 
     def take(self, ticket: Ticket, first_tokens: Sequence[TokenOut]) -> list[Completion]:
@@ -148,13 +143,6 @@ class Tickets:
         self.reservations.take(ticket)
         return split(ticket, firsts, pool=self._pool, copy_page=self._runner.pool.copy_page)
 
-    def _answer_late_commit(self, name: str) -> None:
-        if name in self._committed:
-            return
-        if (why := self._ended.get(name)) is not None:
-            raise Aborted(f"the ticket has ended: {why}")
-        raise NotFound("no such ticket")
-
     def release(self, command: commands.Release, *, now: float) -> None:
         if (ticket := self.reservations.receiving(command.ticket)) is not None:
             self._end(ticket, Aborted("released by the prefill worker"), now=now, drained=command.drained)
@@ -163,7 +151,7 @@ class Tickets:
 
     def cancel(self, key: WorkKey, *, now: float) -> None:
         """Leaves a tombstone; a ticket ends with the last of its completions."""
-        self._tombstones.put(key, None, now=now)
+        self._endings.cancelled(key, now=now)
         if (ticket := self.reservations.of_key(key)) is not None:
             ticket.cancelled.add(key)
             if not ticket.live_keys:
@@ -186,11 +174,11 @@ class Tickets:
                 self._fail(ticket, error, now=now, drained=True)
         self._quarantine.sender_is_gone(pair_id)
 
-    def end_where(self, applies: Callable[[Req], bool], error: PdserveError, *, now: float) -> None:
-        """Ends every ticket of such requests, and tells nobody but a Reserve in line."""
+    def close_session(self, router_epoch: int, *, now: float) -> None:
+        """Ends every ticket of that router, and tells nobody but a Reserve in line."""
         for ticket in self.reservations:
-            if applies(ticket.req):
-                self._end(ticket, error, now=now)
+            if ticket.req.router_epoch == router_epoch:
+                self._end(ticket, Aborted("the session with its router ended"), now=now)
 
     def turn_away(self, error: PdserveError) -> None:
         """Ends those in line; local ones go back to their routers."""
@@ -217,9 +205,7 @@ class Tickets:
                 self._tell_failed(ticket, DeadlineExceeded("the deadline passed before the first token"), retryable=False)
                 self._end(ticket, Aborted("its deadline passed"), now=now)
         self._break_circles(now)
-        self._tombstones.forget_old(now)
-        self._committed.forget_old(now)
-        self._ended.forget_old(now)
+        self._endings.forget_old(now)
 
     def _break_circles(self, now: float) -> None:
         """A sender that never learned of a ticket (its answer was lost) gives the pages back by ending the pairing, once nothing
@@ -249,5 +235,5 @@ class Tickets:
 
     def _end(self, ticket: Ticket, error: PdserveError, *, now: float, drained: bool = False) -> None:
         if ticket.state is State.RECEIVING:
-            self._ended.put(ticket.name, str(error), now=now)
+            self._endings.lost(ticket.name, str(error), now=now)
         self.reservations.end(ticket, error, drained=drained)
