@@ -1,4 +1,4 @@
-"""Where log lines go: to stderr, without ever waiting for whoever reads it.
+"""Where lines go: to stderr, or stdout, without ever waiting for whoever reads it.
 
 A pipe whose reader has stopped (a paused terminal, a log shipper that hangs) would stop the process at its next line, in the
 middle of everything. Lines that it does not take are dropped and counted instead, and the count is the first line afterwards.
@@ -21,42 +21,30 @@ CHUNK_BYTES: Final = 4096
 """What a pipe that is ready takes for certain."""
 
 
-class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """To stderr, or to what stands in for it."""
+class Outlet:
+    """A file that lines are written to without waiting for whoever reads them, and without a word of what goes wrong: a full
+    disk, a reader that has gone."""
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self._lost = 0
+    def __init__(self, fd: int) -> None:
+        self.lost = 0
+        """Lines since the last one that was taken."""
         self._is_within_a_line = False
-        self._fd: int | None = None
-        try:
-            self._fd = _never_blocking(stream.fileno())
-        except io.UnsupportedOperation:  # No file.
-            return
+        self._fd = _never_blocking(fd)
         self._ready = select.poll()
         self._ready.register(self._fd, select.POLLOUT)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._fd is None:
-            super().emit(record)
-            return
+    def write(self, lines: str) -> None:
+        """What does not fit any more once it has begun is cut."""
+        begin = "\n" if self._is_within_a_line else ""
         try:
-            line = self.format(record)
-            if self._lost:
-                line = f"{self.format(_note(self._lost))}\n{line}"
-            begin = "\n" if self._is_within_a_line else ""
-            if self._write(self._fd, f"{begin}{line}\n".encode(errors="backslashreplace")):
-                self._lost = 0
-            else:
-                self._lost += 1
-        except OSError:  # The disk is full, or the reader gone: nobody is left to be told.
-            self._lost += 1
-        except Exception:
-            self.handleError(record)
+            is_taken = self._write(f"{begin}{lines}\n".encode(errors="backslashreplace"))
+        except OSError:
+            is_taken = False
+        self.lost = 0 if is_taken else self.lost + 1
 
-    def _write(self, fd: int, data: bytes) -> bool:
-        """Whether all of it was written. What does not fit any more once it has begun is cut."""
-        give_up = time.monotonic() + (0 if self._lost else PATIENCE_MS / 1000)
+    def _write(self, data: bytes) -> bool:
+        """Whether all of it was written."""
+        give_up = time.monotonic() + (0 if self.lost else PATIENCE_MS / 1000)
         written = 0
         try:
             while written < len(data):
@@ -64,7 +52,7 @@ class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
                 if not self._ready.poll(left_ms):
                     return False
                 try:
-                    written += os.write(fd, data[written : written + CHUNK_BYTES])
+                    written += os.write(self._fd, data[written : written + CHUNK_BYTES])
                 except BlockingIOError:  # Ready for less than there is, as some files say it.
                     if not left_ms:
                         return False
@@ -73,6 +61,33 @@ class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
             if written:
                 self._is_within_a_line = written < len(data)
         return True
+
+
+class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """To stderr, or to what stands in for it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._outlet: Outlet | None = None
+        with contextlib.suppress(io.UnsupportedOperation):  # It may be no file.
+            self._outlet = Outlet(stream.fileno())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._outlet is None:
+            super().emit(record)
+            return
+        try:
+            line = self.format(record)
+            if self._outlet.lost:
+                line = f"{self.format(_note(self._outlet.lost))}\n{line}"
+            self._outlet.write(line)
+        except Exception:
+            self.handleError(record)
+
+
+def tell(line: str) -> None:
+    """On standard output, for whoever waits for it there, if anybody does."""
+    Outlet(1).write(line)
 
 
 def _never_blocking(fd: int) -> int:

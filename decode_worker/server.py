@@ -24,6 +24,7 @@ from common.engine.handle import EngineDescription, EngineHandle
 from common.engine.sim.start import Simulation
 from common.engine.start import make_memory
 from common.handoff.pool_memory import PoolMemory
+from common.log_output import tell
 from common.metrics import REGISTRY, start_metrics_server
 from common.rpc.announcement import Announcement
 from common.rpc.channels import Connect
@@ -152,7 +153,7 @@ async def _serve(
     registering = asyncio.create_task(registration.run())
     if announcement is not None:
         announcement.ends_after(registration.answered())
-    print(f"decode worker ready on {profile.address}", flush=True)
+    tell(f"decode worker ready on {profile.address}")
     try:
         await duty.over(stop, registering=registering)
         if not worker.died.done():

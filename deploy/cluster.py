@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
+import os
 import time
 from collections.abc import Callable, Sequence
 
+from common.log_output import Outlet
 from deploy.child import Child
 from deploy.cluster_plan import Command
 from deploy.progress import say
@@ -28,6 +29,8 @@ class Cluster:
     def __init__(self, commands: Sequence[Command]) -> None:
         self._commands = commands
         self._children: list[Child] = []
+        self._stdout = Outlet(1)
+        """Not print(): whoever stops reading, closes the terminal or fills the disk stops neither the cluster nor its end."""
         self._stopping = asyncio.Event()
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -86,11 +89,12 @@ class Cluster:
 
     def _shower(self, name: str, width: int, colour: int) -> Callable[[str], None]:
         prefix = f"{name:<{width}} | "
-        if sys.stdout.isatty():
+        if os.isatty(1):
             prefix = f"\033[{colour}m{prefix}\033[0m"
 
         def show(text: str) -> None:
-            print(prefix + text, flush=True)
+            lost = f"({self._stdout.lost} lines were lost: nobody took them)\n" if self._stdout.lost else ""
+            self._stdout.write(f"{lost}{prefix}{text}")
             if name == "router" and text.startswith(READY) and not self._ready.done():
                 self._ready.set_result(text.removeprefix(READY))
 

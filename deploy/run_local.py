@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from common.address import Address
 from common.errors import StartError
+from common.log_output import hold_standard_streams
 from common.model_dir import ModelDir
 from common.rpc.server import check_free
 from deploy.cluster import Cluster
@@ -42,13 +43,14 @@ def main() -> int:
     parser.add_argument("--decode-args", type=shlex.split, default=(), help="more options of the decode workers, as one text")
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error (default: info)")
     arguments = parser.parse_args()
+    hold_standard_streams()
     try:
         if not 0 <= arguments.port <= 65535:
             raise ValueError(f"PORT must be in [0, 65535], got {arguments.port}")
         router = Address("127.0.0.1", arguments.port or _free_port())
         return asyncio.run(_run(_commands(arguments, router), router))
     except (StartError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
         return 130

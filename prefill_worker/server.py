@@ -25,6 +25,7 @@ from common.engine.start import make_memory
 from common.errors import Leaving, Unavailable
 from common.handoff.cuda_driver import is_cuda_fault
 from common.handoff.pool_memory import PoolMemory
+from common.log_output import tell
 from common.metrics import REGISTRY, start_metrics_server
 from common.rpc.announcement import Announcement
 from common.rpc.duty import Duty
@@ -203,7 +204,7 @@ async def _run(server: PrefillServer, config: Config, stop: Stop, *, announcemen
             with stop.at_once(address):
                 await loading
         if not stop.requested.is_set():
-            print(f"prefill worker ready on {address}", flush=True)
+            tell(f"prefill worker ready on {address}")
         return await server.ended(stop)
     finally:
         await server.stop_listening()

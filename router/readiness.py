@@ -7,6 +7,7 @@ import logging
 from typing import Final
 
 from common.address import Address
+from common.log_output import tell
 from common.rpc.health import Health
 from router.fleet.fleet import Fleet
 from router.fleet.workers import Worker
@@ -53,7 +54,7 @@ class Readiness:
             asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell_why_not)
         elif not self._was_ready:
             self._was_ready = True
-            print(f"router ready on {self._address}", flush=True)
+            tell(f"router ready on {self._address}")
 
     def _tell_why_not(self) -> None:
         if not (self._is_ready or self._is_closed):

@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.address import Address
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
@@ -49,6 +51,32 @@ async def test_a_log_that_nobody_reads_holds_up_no_call(tiny: Path) -> None:
         process.kill()
         process.wait()
         os.close(reader)
+
+
+@pytest.mark.parametrize("reader", ["stopped", "gone"])
+def test_a_worker_whose_word_that_it_is_ready_nobody_reads_serves_and_ends_well(tiny: Path, tmp_path: Path, reader: str) -> None:
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    if reader == "gone":
+        os.close(read)
+    else:
+        os.write(write, b"x" * 4096)
+    listen = f"unix:{tmp_path}/s"
+    line = [sys.executable, "-m", "deploy.tied", str(os.getpid()), sys.executable, "-m", "decode_worker"]
+    args = ["--model", str(tiny), "--engine", "sim", "--listen", listen]
+    with subprocess.Popen([*line, *args], cwd=ROOT, stdout=write, stdin=subprocess.DEVNULL) as process:
+        os.close(write)
+        try:
+            with grpc.insecure_channel(listen) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                request = health_pb2.HealthCheckRequest(service="pdserve.v1.DecodeService")
+                watch = stub.Watch(request, timeout=40, wait_for_ready=True)
+                assert any(answer.status == health_pb2.HealthCheckResponse.SERVING for answer in watch)
+                watch.cancel()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
 
 
 def test_more_clients_than_the_usual_number_of_files_are_served(tiny: Path) -> None:

@@ -180,6 +180,31 @@ async def test_a_second_stop_kills_what_does_not_want_to_end(script: Script, cap
     assert await asyncio.wait_for(running, 10) == 137
 
 
+def test_a_terminal_that_is_gone_does_not_keep_the_cluster_from_ending() -> None:
+    """What SIGHUP asks for would else end in the line that says so."""
+    code = f"""
+import asyncio, sys
+from common.address import Address
+from deploy.cluster_plan import Command
+from deploy.run_local import _run
+commands = [Command(name, (sys.executable, "-c", {POLITE!r})) for name in ("router", "decode0")]
+sys.exit(asyncio.run(_run(commands, Address("127.0.0.1", 0))))
+"""
+    reader, terminal = os.pipe()
+    launcher = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while shown.count(b"| up") < 2:
+        assert (read := os.read(reader, 4096)), shown
+        shown += read
+    os.close(reader)
+    launcher.send_signal(signal.SIGHUP)
+    try:
+        assert launcher.wait(20) == 0
+    finally:
+        launcher.kill()
+
+
 async def test_the_routers_word_that_it_is_ready_is_repeated_with_a_line_to_paste(
     script: Script, capfd: pytest.CaptureFixture[str]
 ) -> None:
