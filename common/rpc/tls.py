@@ -20,6 +20,7 @@ import grpc
 from common.errors import StartError
 from common.file_stamp import FileStamp
 from common.rpc.tls_checks import check_authorities, check_dates, check_pair
+from common.small_file import START_SECONDS, read_small
 
 log = logging.getLogger(__name__)
 _Stamps = tuple[FileStamp | None, ...]
@@ -46,7 +47,7 @@ class TlsFiles:
         self.version = 0
         """Rises with every change that took effect."""
         try:
-            self._pem = self._read()
+            self._pem = self._read(patience_seconds=START_SECONDS)
         except (OSError, ValueError) as error:
             raise StartError(str(error)) from error
         if key is not None and (stamp := _stamp(key)) is not None and stamp.is_open_to_all:
@@ -96,9 +97,9 @@ class TlsFiles:
     def _look(self) -> _Stamps:
         return tuple(None if path is None else _stamp(path) for path in self._paths.values())
 
-    def _read(self) -> _Pem:
+    def _read(self, *, patience_seconds: float = 0.0) -> _Pem:
         """Raises ValueError naming flag and file."""
-        pem = _Pem(*(None if path is None else _bytes(flag, path) for flag, path in self._paths.items()))
+        pem = _Pem(*(None if path is None else _bytes(flag, path, patience_seconds) for flag, path in self._paths.items()))
         cert, key, ca = (f"{flag} {path}" for flag, path in self._paths.items())
         if pem.ca is not None:
             check_authorities(pem.ca, name=ca)
@@ -108,13 +109,15 @@ class TlsFiles:
         return pem
 
 
-def _bytes(flag: str, path: Path) -> bytes:
+def _bytes(flag: str, path: Path, patience_seconds: float) -> bytes:
     try:
-        return path.read_bytes()
+        return read_small(path, patience_seconds=patience_seconds)
     except FileNotFoundError:
         raise ValueError(f"{flag} {path} does not exist") from None
     except OSError as error:
         raise ValueError(f"{flag} {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise ValueError(f"{flag} {path} {error}") from None
 
 
 def _stamp(path: Path) -> FileStamp | None:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from common.errors import StartError
 from common.file_stamp import FileStamp
+from common.small_file import START_SECONDS, read_small
 
 SHORT_TOKEN_CHARS: Final = 16
 MAX_TOKEN_CHARS: Final = 4096
@@ -46,7 +47,7 @@ class TokenFile:
         self._stamp: FileStamp | None = None
         try:
             self._stamp = stamp = FileStamp.of(path)
-            self._tokens = parse_tokens(path.read_bytes())
+            self._tokens = parse_tokens(read_small(path, patience_seconds=START_SECONDS))
         except (OSError, ValueError) as error:
             raise StartError(f"{flag} {path} {_reason(error)}") from error
         self._warn(stamp)
@@ -89,7 +90,7 @@ class TokenFile:
         if stamp == self._stamp:
             return
         try:
-            self._tokens = parse_tokens(self._path.read_bytes())
+            self._tokens = parse_tokens(read_small(self._path))
         except (OSError, ValueError) as error:
             self._keep(stamp, error)
             return

@@ -121,10 +121,28 @@ def test_a_file_that_becomes_readable_later_is_read_then(path: Path, monkeypatch
 
     write(path, NEW)
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", refuse)
+        patched.setattr("common.rpc.tokens.read_small", refuse)
         assert tokens.presented == OLD
     path.chmod(0o640)
     assert tokens.presented == NEW and tokens.find(OLD) is None
+
+
+def test_a_pipe_is_read_once_and_one_without_a_writer_or_an_end_is_a_start_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--auth-token-file <(vault read ...): read again, at the first call, it held up everything."""
+    monkeypatch.setattr("common.rpc.tokens.START_SECONDS", 0.2)
+    os.mkfifo(path := tmp_path / "pipe")
+    with pytest.raises(StartError, match="--auth-token-file .*/pipe cannot be read: it is a pipe whose writer has not ended"):
+        TokenFile(path, flag="--auth-token-file")
+    reader, writer = os.pipe()
+    os.write(writer, OLD.encode())
+    os.close(writer)
+    tokens = TokenFile(Path(f"/dev/fd/{reader}"), flag="--auth-token-file")
+    assert tokens.find(OLD) is not None and tokens.presented == OLD
+    os.close(reader)
+    with pytest.raises(StartError, match="--auth-token-file /dev/zero must have at most 8388608 bytes"):
+        TokenFile(Path("/dev/zero"), flag="--auth-token-file")
 
 
 def test_a_file_that_every_user_can_read_and_a_short_token_are_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
