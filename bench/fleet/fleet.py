@@ -75,7 +75,6 @@ class Fleet:
         self.refused: list[str] = []
         self._log = log
         self._hosts: list[_Host] = []
-        self._is_stopping = False
 
     async def __aenter__(self) -> Fleet:
         try:
@@ -115,7 +114,6 @@ class Fleet:
 
     async def close(self) -> None:
         """Every worker drains and leaves; whoever does not is killed."""
-        self._is_stopping = True
         for host in self._hosts:
             assert host.process.stdin is not None
             host.process.stdin.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -33,9 +33,6 @@ class Question:
     prompt: bytes
     output_tokens: int
     session: str = ""
-
-
-Ids = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 class Traffic:
@@ -116,7 +113,3 @@ def _bursts(rng: random.Random, rate: float, seconds: float) -> Iterator[float]:
 
 def _prompt_first(asked: tuple[bytes, str], output_tokens: int) -> tuple[bytes, int, str]:
     return asked[0], output_tokens, asked[1]
-
-
-def total_tokens(questions: Sequence[Question]) -> int:
-    return sum(len(question.prompt) for question in questions)

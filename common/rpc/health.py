@@ -46,9 +46,6 @@ class Health:
         if not self._shut_down:
             self._set(service, serving)
 
-    def is_serving(self, service: str) -> bool:
-        return bool(self._status[service] == SERVING)
-
     def shutdown(self) -> None:
         """Everything is NOT_SERVING for good, and watchers are told and let go, or they would hold up the server's stop."""
         self._shut_down = True

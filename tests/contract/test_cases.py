@@ -1,4 +1,5 @@
-"""Each fault case that pdserve was built against has a test on real processes, with the case's id in its name."""
+"""Each fault case that pdserve was built against has a test on real processes, with the case's id in its name; each fault of the
+track record has one."""
 
 from __future__ import annotations
 
@@ -35,6 +36,12 @@ def covered() -> set[str]:
 def test_every_case_has_a_test_on_real_processes() -> None:
     cases = {f"{group}-{number}" for group, numbers in CASES.items() for number in numbers.split()}
     assert not cases - covered()
+
+
+def test_every_test_that_the_track_record_names_is_there() -> None:
+    record = (TESTS.parent / "docs" / "track-record.md").read_text()
+    named = re.findall(r"`(tests/\w+/\w+\.py)::(\w+)", record)
+    assert named and not [test for file, test in named if f"def {test}(" not in (TESTS.parent / file).read_text()]
 
 
 def test_ids_are_found_in_names() -> None:

@@ -49,7 +49,6 @@ async def served() -> AsyncIterator[Served]:
 async def test_grp_10_a_process_is_alive_at_once_and_a_service_serves_when_set(served: Served) -> None:
     assert (await served.check(""), await served.check(NAME)) == (SERVING, NOT_SERVING)
     served.health.set(NAME, True)
-    assert served.health.is_serving(NAME)
     assert (await served.check(""), await served.check(NAME)) == (SERVING, SERVING)
     served.health.set(NAME, False)
     assert (await served.check(""), await served.check(NAME)) == (SERVING, NOT_SERVING)
