@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from common.errors import Aborted, NotFound
+from common.recent import Recent
 from common.work_key import WorkKey
-from decode_worker.recent import Recent
 
 
 class Endings:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from common.errors import PdserveError, ResourceExhausted
+from common.recent import Recent
 from common.work_key import WorkKey
 from prefill_worker.journey import Journey, Tools
 from prefill_worker.order import Order
 from prefill_worker.report import Report
-from prefill_worker.tombstones import Tombstones
+
+REMEMBER_SECONDS: Final = 30.0
+"""How long a cancel is known that came before its submission."""
 
 
 class Journeys:
@@ -23,7 +26,7 @@ class Journeys:
         self._max_requests = max_requests
         self._journeys: set[Journey] = set()
         self._by_key: dict[WorkKey, Journey] = {}
-        self._cancelled = Tombstones(clock=tools.clock)
+        self._cancelled: Recent[WorkKey, None] = Recent(REMEMBER_SECONDS)
 
     def __len__(self) -> int:
         return len(self._journeys)
@@ -37,6 +40,7 @@ class Journeys:
         submission again, and ignored. Raises ResourceExhausted when there are too many."""
         key = order.req.key
         keys = [key.for_completion(offset) for offset in range(order.req.n)]
+        self._cancelled.forget_old(self._tools.clock())
         dead = [key for key in keys if key in self._cancelled]
         if len(dead) == len(keys) or key in self._by_key:
             return None
@@ -55,7 +59,7 @@ class Journeys:
         if (journey := self._by_key.get(key)) is not None:
             journey.cancel(key)
         else:
-            self._cancelled.add(key)
+            self._cancelled.put(key, None, now=self._tools.clock())
 
     def end_all(self, cause: PdserveError) -> None:
         for journey in list(self._journeys):

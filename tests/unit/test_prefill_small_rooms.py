@@ -1,4 +1,4 @@
-"""States, tombstones, the waiting line and errands of a prefill worker."""
+"""States, the waiting line and errands of a prefill worker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 
 import pytest
 
-from common.work_key import WorkKey
 from prefill_worker.errands import Errands
 from prefill_worker.job import Job
 from prefill_worker.states import MOVES, State, Stateful
-from prefill_worker.tombstones import KEEP_SECONDS, MAX_KEPT, Tombstones
 from prefill_worker.waiting import Waiting
 from tests.helpers.prefill_core import make_req
 
@@ -29,25 +27,6 @@ def test_a_move_the_table_does_not_have_is_a_mistake_in_the_program() -> None:
     thing.move_to(State.DONE)
     with pytest.raises(AssertionError, match="DONE to QUEUED"):
         thing.move_to(State.QUEUED)
-
-
-def test_a_tombstone_is_kept_for_a_while_and_no_longer() -> None:
-    now = 0.0
-    tombstones = Tombstones(clock=lambda: now)
-    key = WorkKey(1, 2, 3)
-    tombstones.add(key)
-    now = KEEP_SECONDS - 0.1
-    assert key in tombstones
-    now = KEEP_SECONDS
-    assert key not in tombstones and len(tombstones) == 0
-
-
-def test_tombstones_are_bounded_and_the_oldest_goes_first() -> None:
-    tombstones = Tombstones(clock=lambda: 0.0)
-    for uid in range(MAX_KEPT + 1):
-        tombstones.add(WorkKey(1, uid, 1))
-    assert len(tombstones) == MAX_KEPT
-    assert WorkKey(1, 0, 1) not in tombstones and WorkKey(1, MAX_KEPT, 1) in tombstones
 
 
 def test_waiting_jobs_leave_in_order_and_from_the_middle() -> None:
