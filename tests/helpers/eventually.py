@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of sleeping, and measuring beside busy neighbours."""
+"""Waiting for a condition instead of sleeping, measuring beside busy neighbours, and standing still."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ async def once_below(seconds: float, measure: Callable[[], Awaitable[float]], *,
         if measured[-1] < seconds:
             return
     raise AssertionError(f"never below {seconds} s, but " + ", ".join(f"{value:.3f}" for value in measured))
+
+
+def stand_still(seconds: float) -> None:
+    """The event loop does, as a process that is stopped."""
+    time.sleep(seconds)

@@ -213,3 +213,25 @@ def is_closed(connection: socket.socket) -> bool:
         return connection.recv(1, socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
         return False
+
+
+def aborts(code: grpc.StatusCode, text: str = "no", *, times: int = 10**9) -> Hook:
+    """A hook that ends the first `times` calls with this status."""
+    left = times
+
+    async def hook(request: Any, context: Any) -> None:
+        nonlocal left
+        if left > 0:
+            left -= 1
+            await context.abort(code, text)
+
+    return hook
+
+
+def waits(event: asyncio.Event) -> Hook:
+    """A hook that holds every call up until then."""
+
+    async def hook(request: Any, context: Any) -> None:
+        await event.wait()
+
+    return hook

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +24,9 @@ from tests.helpers.fake_cuda import FakeCuda, StoringRunner, cuda_tools
 from tests.helpers.fake_decode import FakeDecode, is_closed
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.prefill_core import make_req
+
+Stands = Callable[..., Awaitable["PrefillStand"]]
+"""The fixture `stands` (tests/unit/conftest.py)."""
 
 
 class Recorder:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from common.pauses import FRESH_SECONDS, LONG_SECONDS, TICK_SECONDS, Pauses
-from tests.helpers.eventually import eventually
+from tests.helpers.eventually import eventually, stand_still
 
 pytestmark = pytest.mark.unit
-
-
-def stand_still(seconds: float) -> None:
-    """The event loop, that is."""
-    time.sleep(seconds)
 
 
 class Clock:

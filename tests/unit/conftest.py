@@ -1,0 +1,26 @@
+"""What several rooms' tests arrange in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tests.helpers.fake_decode import FakeDecode
+from tests.helpers.prefill_stand import PrefillStand, Stands
+
+
+@pytest.fixture
+async def stands() -> AsyncIterator[Stands]:
+    """Makes a prefill worker with its decode worker; both are checked and closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def make(*, lease_ms: int = 10_000, offer_shm: bool = True, **kwargs: Any) -> PrefillStand:
+            decode = FakeDecode(lease_ms=lease_ms, offer_shm=offer_shm)
+            await decode.start()
+            stack.push_async_callback(decode.stop)
+            return await stack.enter_async_context(PrefillStand(decode, **kwargs))
+
+        yield make
