@@ -1,19 +1,10 @@
-"""One request's life in the decode core, and every way it can end."""
+"""One request's life in the decode core."""
 
 from __future__ import annotations
 
 import pytest
 
-from common.errors import (
-    Aborted,
-    AlreadyExists,
-    DataLoss,
-    FailedPrecondition,
-    InvalidRequest,
-    NotFound,
-    OutOfRange,
-    Unavailable,
-)
+from common.errors import AlreadyExists, InvalidRequest, OutOfRange
 from common.work import FinishReason
 from common.work_key import WorkKey
 from decode_worker import commands, events
@@ -69,17 +60,6 @@ def test_the_repeated_first_token_carries_its_logprobs_and_every_later_one_its_o
     tokens = harness.tokens(req.key)
     assert tokens[0] == first
     assert all(token.logprob == -0.5 and len(token.top) == 2 for token in tokens[1:])
-
-
-def test_a_commit_token_without_epoch_comes_out_with_its_routers_epoch() -> None:
-    harness = Harness()
-    req = make_req(PROMPT)
-    granted = harness.granted(harness.reserve(req))
-    fill(harness.runner.pool, req, granted.page_ids, granted.prefix_len)
-    tokens = tuple(token._replace(key=WorkKey(0, token.key.uid, token.key.attempt)) for token in first_tokens(req))
-    harness.do(commands.Commit(granted.ticket, tokens, len(granted.page_ids)))
-    harness.step_and_land()
-    assert [token.index for token in harness.tokens(req.key)] == [0, 1]
 
 
 def test_pages_that_are_cached_are_not_sent_again() -> None:
@@ -153,195 +133,12 @@ def test_completions_share_the_prompts_pages_and_differ_in_output() -> None:
     harness.assert_idle()
 
 
-def test_a_completion_whose_first_token_ended_it_is_not_run() -> None:
-    harness = Harness()
-    req = make_req(PROMPT, n=3)
-    granted = harness.granted(harness.reserve(req))
-    harness.commit(req, granted, finish=[None, FinishReason.STOP, None])
-    harness.run()
-    assert [bool(harness.tokens(req.key.for_completion(i))) for i in range(3)] == [True, False, True]
-    harness.assert_idle()
-
-
-def test_a_ticket_whose_completions_all_ended_gives_everything_back_at_commit() -> None:
-    harness = Harness()
-    req = make_req(PROMPT, n=2)
-    harness.commit(req, harness.granted(harness.reserve(req)), finish=[FinishReason.STOP, FinishReason.STOP])
-    assert not harness.core.has_work()
-    harness.assert_idle()
-
-
 def test_max_running_bounds_the_batch_and_the_rest_joins_in_order() -> None:
     harness = Harness(max_running=2)
     for uid in (3, 1, 2):
         harness.admit(make_req([*PROMPT, uid], uid=uid, output_len=3))
     harness.run()
     assert [[uid for uid, _ in batch] for batch in harness.runner.batches] == [[1, 2], [1, 2], [3], [3]]
-
-
-def test_can_04_requests_waiting_for_a_batch_slot_are_dropped_by_cancel() -> None:
-    harness = Harness(max_running=1, pages=64)
-    harness.admit(make_req(PROMPT, uid=1, output_len=20))
-    waiting = [make_req([*PROMPT, uid], uid=uid) for uid in range(2, 12)]
-    for req in waiting:
-        harness.admit(req)
-    harness.step()
-    for req in waiting:
-        harness.do(commands.Cancel(req.key))
-    harness.run()
-    assert len(harness.tokens(WorkKey(EPOCH, 1, 1))) == 20
-    assert not any(harness.tokens(req.key) for req in waiting)
-    harness.assert_idle()
-
-
-def test_cancelling_a_running_request_ends_its_tokens_and_keeps_its_pages_as_cache() -> None:
-    harness = Harness()
-    req = make_req(PROMPT, output_len=20)
-    harness.admit(req)
-    harness.step()
-    harness.do(commands.Cancel(req.key))
-    harness.do(commands.Cancel(req.key))
-    seen = len(harness.tokens(req.key))
-    harness.run()
-    assert len(harness.tokens(req.key)) == seen
-    assert harness.counts().cached == 2
-    harness.assert_idle()
-
-
-def test_a_tombstone_refuses_a_later_reserve_for_one_lease() -> None:
-    harness = Harness()
-    req = make_req(PROMPT)
-    harness.do(commands.Cancel(req.key))
-    with pytest.raises(Aborted, match="was cancelled"):
-        harness.reserve(req)
-    harness.reserve(make_req(PROMPT, attempt=2))
-    harness.tick(11)
-    harness.reserve(req)
-
-
-def test_a_ticket_ends_with_the_last_of_its_completions() -> None:
-    harness = Harness()
-    req = make_req(PROMPT, n=2)
-    granted = harness.granted(harness.reserve(req))
-    harness.do(commands.Cancel(req.key))
-    assert harness.do(commands.Renew((granted.ticket,))) == []
-    harness.do(commands.Cancel(req.key.for_completion(1)))
-    assert harness.do(commands.Renew((granted.ticket,))) == [granted.ticket]
-
-
-def test_a_completion_cancelled_before_commit_is_not_run() -> None:
-    harness = Harness()
-    req = make_req(PROMPT, n=2)
-    granted = harness.granted(harness.reserve(req))
-    harness.do(commands.Cancel(req.key))
-    harness.commit(req, granted)
-    harness.run()
-    assert not harness.tokens(req.key)
-    assert len(harness.tokens(req.key.for_completion(1))) == 4
-    harness.assert_idle()
-
-
-def test_commit_is_refused_while_pages_are_missing_and_taken_after() -> None:
-    harness = Harness()
-    req = make_req(PROMPT)
-    granted = harness.granted(harness.reserve(req))
-    with pytest.raises(FailedPrecondition, match="2 of 3 sent"):
-        harness.do(commands.Commit(granted.ticket, first_tokens(req), 2))
-    harness.commit(req, granted)
-    harness.run()
-    assert len(harness.tokens(req.key)) == 4
-
-
-def test_commit_repeated_gets_the_same_answer_and_runs_nothing_twice() -> None:
-    harness = Harness()
-    req = make_req(PROMPT)
-    granted = harness.granted(harness.reserve(req))
-    harness.commit(req, granted)
-    again = commands.Commit(granted.ticket, first_tokens(req), len(granted.page_ids))
-    harness.do(again)
-    harness.run()
-    harness.do(again)
-    assert len(harness.tokens(req.key)) == 4
-    harness.tick(21)
-    with pytest.raises(NotFound):
-        harness.do(again)
-
-
-@pytest.mark.parametrize("spoil", ["count", "uid", "index"])
-def test_first_tokens_of_another_request_are_refused(spoil: str) -> None:
-    harness = Harness()
-    req = make_req(PROMPT)
-    granted = harness.granted(harness.reserve(req))
-    wrong = {
-        "count": (),
-        "uid": first_tokens(make_req(PROMPT, uid=9)),
-        "index": first_tokens(make_req([*PROMPT, 1], prompt_len=len(PROMPT))),
-    }[spoil]
-    with pytest.raises(InvalidRequest, match="first_tokens"):
-        harness.do(commands.Commit(granted.ticket, wrong, len(granted.page_ids)))
-    harness.commit(req, granted)
-
-
-def test_checksums_that_agree_pass_and_one_that_differs_ends_the_ticket() -> None:
-    harness = Harness()
-    good = make_req(PROMPT, uid=1)
-    harness.commit(good, harness.granted(harness.reserve(good, verify=True)), verify=True)
-    harness.run()
-    assert len(harness.tokens(good.key)) == 4
-    bad = make_req([*PROMPT[:-1], 99], uid=2)
-    granted = harness.granted(harness.reserve(bad, verify=True))
-    with pytest.raises(DataLoss, match="checksum"):
-        harness.do(commands.Commit(granted.ticket, first_tokens(bad), len(granted.page_ids), (0xBAD,) * len(granted.page_ids)))
-    with pytest.raises(Aborted, match="checksum"):
-        harness.do(commands.Commit(granted.ticket, first_tokens(bad), len(granted.page_ids)))
-    harness.assert_idle()
-
-
-def test_verify_without_checksums_is_refused() -> None:
-    harness = Harness()
-    req = make_req(PROMPT)
-    granted = harness.granted(harness.reserve(req, verify=True))
-    with pytest.raises(FailedPrecondition, match="checksums are missing"):
-        harness.do(commands.Commit(granted.ticket, first_tokens(req), len(granted.page_ids)))
-
-
-def test_hnd_07_an_unrenewed_lease_ends_on_the_clock_alone_and_the_router_is_told() -> None:
-    harness = Harness()
-    req = make_req(PROMPT, n=2)
-    granted = harness.granted(harness.reserve(req))
-    harness.tick(9)
-    assert harness.do(commands.Renew((granted.ticket, "unknown"))) == ["unknown"]
-    harness.tick(9)
-    assert not [event for event in harness.events if isinstance(event, events.Failed)]
-    harness.tick(2)
-    failures = [event.failure for event in harness.events if isinstance(event, events.Failed)]
-    assert [failure.key.uid for failure in failures] == [1, 2]
-    assert all(failure.retryable and "lease" in failure.message for failure in failures)
-    with pytest.raises(Aborted, match="lease"):
-        harness.commit(req, granted)
-
-
-def test_a_session_that_breaks_drops_all_its_work_and_only_that() -> None:
-    harness = Harness(pages=16)
-    harness.do(commands.SessionOpened(8))
-    running, receiving = make_req(PROMPT, uid=1, output_len=20), make_req([*PROMPT, 2], uid=2)
-    other = make_req([*PROMPT, 3], uid=3, epoch=8, output_len=9)
-    harness.admit(running)
-    harness.admit(other)
-    granted = harness.granted(harness.reserve(receiving))
-    in_line = harness.reserve(make_req(range(100, 140), uid=4))
-    harness.step()
-    harness.do(commands.SessionClosed(EPOCH))
-    reply = harness.reply(in_line)
-    assert reply is not None and isinstance(reply.error, Aborted)
-    seen = len(harness.tokens(running.key))
-    harness.do(commands.Release(granted.ticket, drained=True))
-    harness.run()
-    assert len(harness.tokens(running.key)) == seen
-    assert len(harness.tokens(other.key)) == 9
-    with pytest.raises(Unavailable, match="no session"):
-        harness.reserve(make_req(PROMPT, uid=5))
-    harness.assert_idle()
 
 
 def test_a_key_that_has_a_ticket_or_runs_is_refused() -> None:
@@ -409,41 +206,6 @@ def test_a_lost_page_ends_the_engine_as_soon_as_it_is_idle() -> None:
     harness.core._pool.try_allocate(1)
     with pytest.raises(AssertionError, match="still held"):
         harness.run()
-
-
-def test_drain_turns_the_line_away_and_answers_when_the_last_request_is_done() -> None:
-    harness = Harness(pages=8)
-    running, receiving = make_req(PROMPT, uid=1, output_len=6), make_req(range(50, 58), uid=2)
-    harness.admit(running)
-    granted = harness.granted(harness.reserve(receiving))
-    in_line = harness.reserve(make_req(range(100, 120), uid=3))
-    harness.core.handle(commands.Drain(), 1000)
-    reply = harness.reply(in_line)
-    assert reply is not None and isinstance(reply.error, Unavailable)
-    with pytest.raises(Unavailable, match="draining"):
-        harness.reserve(make_req(PROMPT, uid=4))
-    harness.run()
-    assert harness.reply(1000) is None
-    harness.commit(receiving, granted)
-    harness.run()
-    assert harness.reply(1000) is not None
-    assert len(harness.tokens(receiving.key)) == 4
-
-
-def test_handing_back_retracts_what_runs_and_fails_what_is_being_received() -> None:
-    harness = Harness()
-    harness.admit(make_req(PROMPT, uid=1, output_len=20))
-    granted = harness.granted(harness.reserve(make_req([*PROMPT, 2], uid=2)))
-    harness.step()
-    harness.new_events()
-    harness.do(commands.HandBack())
-    fresh = harness.new_events()
-    assert [event.key.uid for event in fresh if isinstance(event, events.Retracted)] == [1]
-    assert [event.failure.key.uid for event in fresh if isinstance(event, events.Failed)] == [2]
-    harness.do(commands.Release(granted.ticket, drained=True))
-    harness.run()
-    assert harness.tokens(WorkKey(EPOCH, 1, 1))[2:] == []
-    harness.assert_idle()
 
 
 def test_an_inquiry_is_answered_by_whether_the_request_goes_on_without_its_sender() -> None:
