@@ -67,7 +67,9 @@ class Attempts:
 
     def prefill_started(self, completion: Completion, cached_tokens: int, now: float) -> None:
         if not any(member.token_ids for member in self._completions):
-            self.cached_tokens = min(cached_tokens, len(self._work.prompt))
+            # What the request finds of its own, from an attempt that failed, was not there before it.
+            most = len(self._work.prompt) if self.prefill_started_at is None else self.cached_tokens
+            self.cached_tokens = min(cached_tokens, most)
         if self.prefill_started_at is None:
             self.prefill_started_at = now
         if completion.attempt is not None:

@@ -241,3 +241,17 @@ async def test_the_pause_before_the_next_of_many_attempts_stays_short() -> None:
         queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
     assert queue.delays[:2] == [0.1, 0.2] and max(queue.delays) < 2
     attempts.close()
+
+
+@pytest.mark.parametrize(("found", "cached"), [([0, 2], 0), ([2, 0], 0), ([2, 3], 2), ([9], 3)], ids=str)
+async def test_what_an_earlier_attempt_has_computed_is_not_told_as_cached(found: list[int], cached: int) -> None:
+    queue = OneTurn()
+    attempts, (first,) = make(queue, [], n=1)
+    attempts.begin()
+    attempts.prefill_started(first, found[0], 0.0)
+    for tokens in found[1:]:
+        attempts.failed(first, Unavailable("Socket closed"), retryable=True, blame=frozenset())
+        queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
+        attempts.prefill_started(first, tokens, 0.0)
+    assert attempts.cached_tokens == cached
+    attempts.close()
