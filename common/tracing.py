@@ -102,7 +102,10 @@ def start_tracing(endpoint: str | None, *, role: str, instance: str = "") -> Tra
         from common.otlp import OtlpTracing
     except ModuleNotFoundError as error:
         raise StartError(f"traces to {endpoint} need the extra 'otlp' (pip install 'pdserve[otlp]'): {error}") from error
-    return OtlpTracing(endpoint, role=role, instance=instance)
+    try:
+        return OtlpTracing(endpoint, role=role, instance=instance)
+    except (ValueError, OSError, RuntimeError) as error:  # What OpenTelemetry makes of its variables.
+        raise StartError(f"traces to {endpoint} cannot be set up as the OTEL_ variables say: {error}") from error
 
 
 def _endpoint_of_environment() -> str | None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from common.address import Address
+from common.address import Address, UnixAddress
 from common.by_device import ByDevice, by_device, check_device_name, is_cuda, resolve
 from common.config import option, required
 from common.engine.threads import default_threads
@@ -85,8 +85,10 @@ class WorkerConfig(SecurityConfig):
         check_endpoint(self.otlp_endpoint)
         if self.listen.is_wildcard and self.advertise is None:
             raise ValueError(f"--advertise must be given when --listen is {self.listen}: peers cannot dial it")
+        self._check_dialled("--advertise", self.advertise)
         self.check_listen(self.listen)
         for router in self.router:
+            self._check_dialled("--router", router)
             self.check_dial(router, flag="--router")
 
     @property
@@ -126,6 +128,11 @@ class WorkerConfig(SecurityConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+    @staticmethod
+    def _check_dialled(flag: str, address: Address | None) -> None:
+        if address is not None and not isinstance(address, UnixAddress) and (address.port == 0 or address.is_wildcard):
+            raise ValueError(f"{flag} must be an address that can be dialled, got {address}")
 
     def _check_simulation(self) -> None:
         if self.on_cuda:

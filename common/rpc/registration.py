@@ -55,6 +55,8 @@ class Registration:
         """load: asked for each report. on_drain(grace, stay): a router wants this worker to finish what it runs, within its own
         grace if that is None, and then to go, or to stay and wait for on_undrain."""
         self._links = [_Link(router, profile, load, on_drain, on_undrain, interval, connect) for router in routers]
+        for link in self._links:
+            link.others = [other for other in self._links if other is not link]
 
     async def run(self) -> None:
         """Until leave(); cancelling it ends all streams without a goodbye, which the routers take for a loss."""
@@ -113,15 +115,19 @@ class _Link:
         self.accepted = asyncio.Event()
         self.answered = asyncio.Event()
         """For the first time, in whichever way."""
+        self.epoch: int | None = None
+        """Of the router that accepted last."""
+        self.others: Sequence[_Link] = ()
+        """To this worker's other routers, if others they are."""
         self._profile, self._load, self._interval = profile, load, interval
         self._on_drain, self._on_undrain = on_drain, on_undrain
         self._connect = connect
         self._complaint = ""
         self._is_leaving = False
         self._router_is_leaving = False
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()
         """While no stream is accepted."""
-        self._ended.set()
+        self.ended.set()
 
     def leave(self) -> None:
         self._is_leaving = True
@@ -130,17 +136,29 @@ class _Link:
     async def left(self, *, within_seconds: float) -> None:
         try:
             async with asyncio.timeout(within_seconds):
-                await self._ended.wait()
+                await self.ended.wait()
         except TimeoutError:
             pass
 
     async def keep(self) -> None:
         pause = FIRST_PAUSE
         while not self._is_leaving:
+            await self._other_names_end()
             was_accepted = await self._register()
             pause = FIRST_PAUSE if was_accepted else min(2 * pause, LONGEST_PAUSE)
             # Jittered, so that workers do not return to a restarted router in step.
             await asyncio.sleep(pause.total_seconds() * random.uniform(0.5, 1.0))
+
+    async def _other_names_end(self) -> None:
+        """A router takes the later of two registrations for the former's successor: two links would end each other for ever."""
+        while (same := self._same_router()) is not None:
+            log.warning("router %s is router %s by another name: one registration is enough", self.router, same.router)
+            await same.ended.wait()
+
+    def _same_router(self) -> _Link | None:
+        if self.epoch is None:
+            return None
+        return next((other for other in self.others if other.epoch == self.epoch and other.accepted.is_set()), None)
 
     async def _register(self) -> bool:
         """One stream, from connecting to its end; whether the router accepted."""
@@ -158,12 +176,14 @@ class _Link:
                 self._complain("the router ended the stream", logging.WARNING)
             except grpc.aio.AioRpcError as error:
                 refused = error.code() in _REFUSALS
-                self._complain(str(error_of(error)), logging.ERROR if refused else logging.WARNING)
+                is_other = error.code() is grpc.StatusCode.UNIMPLEMENTED
+                text = "what answers there is no router" if is_other else str(error_of(error))
+                self._complain(text, logging.ERROR if refused or is_other else logging.WARNING)
             finally:
                 was_accepted = self.accepted.is_set()
                 self.accepted.clear()
                 self.answered.set()
-                self._ended.set()
+                self.ended.set()
                 await _end(sides)
         return was_accepted
 
@@ -185,9 +205,10 @@ class _Link:
     async def _follow(self, call: Any) -> None:
         async for directive in call:
             if directive.HasField("accepted"):
+                self.epoch = directive.accepted.router_epoch
                 self.accepted.set()
                 self.answered.set()
-                self._ended.clear()
+                self.ended.clear()
                 self._router_is_leaving = False
                 self._complaint = ""
                 log.info("registered with router %s", self.router)

@@ -192,7 +192,9 @@ class Registry:
         for worker in self._live.values():
             if worker not in former:
                 worker.profile.compatibility.check(theirs, our_name=str(worker), their_name=name)
-        if (successor := self._replaced.get((profile.worker_id, profile.address))) is not None:
+        successor = self._replaced.get((profile.worker_id, profile.address))
+        # One that was told a wrong --advertise is no successor of whoever it names.
+        if successor is not None and not successor.is_elsewhere:
             raise FailedPrecondition(f"{successor} has taken over from {name}")
 
     def _still_in_session(self, profile: WorkerProfile) -> Worker | None:

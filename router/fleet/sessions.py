@@ -140,6 +140,9 @@ class Session:
             error = caught.with_traceback(None)
         except grpc.aio.AioRpcError as caught:
             error = error_of(caught)
+            if caught.code() is grpc.StatusCode.UNIMPLEMENTED:
+                self.worker.is_elsewhere = True
+                error = Unavailable(f"what answers there is no {self.worker.role} worker")
         except TimeoutError:
             error = Unavailable(f"no answer within {OPEN_TIMEOUT_SECONDS:g} s")
         except asyncio.CancelledError:
@@ -165,9 +168,11 @@ class Session:
         if first is END:
             raise Unavailable(f"ended before it opened: {await self._call.details()}")
         if first.opened.worker_id != self.worker.id:
+            self.worker.is_elsewhere = True
             raise Unavailable(f"{first.opened.worker_id!r} answers at {self.worker.profile.address}")
         self._outgoing = asyncio.Queue(QUEUE_MESSAGES)
         self.worker.has_session = True
+        self.worker.is_elsewhere = False
         self.worker.trouble = ""
         self._on_change()
 

@@ -45,6 +45,7 @@ class Worker:
     waits, pages in use. coming: not part of those. pace: at which it computes prompts.
     has_session: its Session stream stands, so that it takes work from this router.
     trouble: why it has none; "" while nothing is known.
+    is_elsewhere: somebody else answers at its address.
     breaker: whether it gets requests, after faults.
     joined_at, reported_at: clock seconds of its registration and its last report.
     attempts, attempts_failed: of this router that had a part here; those that failed by its fault or maybe its peer's.
@@ -60,6 +61,7 @@ class Worker:
     pace: Pace = field(default_factory=Pace)
     has_session: bool = False
     trouble: str = ""
+    is_elsewhere: bool = False
     joined_at: float = 0.0
     reported_at: float = 0.0
     attempts: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -18,6 +19,8 @@ from common.rpc.registration import Registration
 from common.rpc.server import bind, make_server
 from common.work import Compatibility, PageCounts, WorkerLoad, WorkerProfile
 from common.worker_wire import load_from_pb, profile_from_pb
+from router.fleet.registry import Registry
+from router.fleet.registry_servicer import RegistryServicer
 from tests.helpers.eventually import eventually
 from tests.helpers.rpc import LOOPBACK
 
@@ -34,6 +37,7 @@ class Router(registry_pb2_grpc.RegistryServiceServicer):
         self.statuses: asyncio.Queue[Any] = asyncio.Queue()
         self.gone = asyncio.Event()
         self.refuse: Exception | None = None
+        self.epoch = random.getrandbits(32)
         self.directives: asyncio.Queue[registry_pb2.RouterDirective] = asyncio.Queue()
         self.server = make_server()
 
@@ -43,7 +47,7 @@ class Router(registry_pb2_grpc.RegistryServiceServicer):
             raise self.refuse
         reader = asyncio.create_task(self._read(requests))
         try:
-            yield registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=7))
+            yield registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=self.epoch))
             while True:
                 getting = asyncio.create_task(self.directives.get())
                 await asyncio.wait([getting, reader], return_when=asyncio.FIRST_COMPLETED)
@@ -253,3 +257,39 @@ async def test_a_worker_without_routers_has_nothing_to_do() -> None:
     joined = registration()
     await asyncio.wait_for(joined.run(), 1)
     assert joined.registered == 0
+
+
+async def test_a_router_that_is_named_twice_is_registered_with_once(
+    tasks: list[asyncio.Task[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As HOST:PORT and by another name: each registration ended the other, for ever."""
+    caplog.set_level(logging.INFO)
+    server, registry = make_server(), Registry(fingerprint=PROFILE.compatibility.fingerprint)
+    servicer = RegistryServicer(registry, epoch=7, silence=timedelta(seconds=60))
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, server)
+    address = await bind(server, LOOPBACK)
+    await server.start()
+    try:
+        twice = registration(address, Address("localhost", address.port))
+        tasks.append(asyncio.create_task(twice.run()))
+        await eventually(lambda: "by another name: one registration is enough" in caplog.text, within=10)
+        seen = caplog.text.count("registered with router")
+        await asyncio.sleep(1)
+        assert caplog.text.count("registered with router") == seen and twice.registered == 1
+        assert [worker.id for worker in registry.live] == [PROFILE.worker_id]
+    finally:
+        await server.stop(0)
+
+
+async def test_what_answers_and_is_no_router_is_said_to_be_none(
+    tasks: list[asyncio.Task[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    address = await bind(server, LOOPBACK)
+    await server.start()
+    try:
+        tasks.append(asyncio.create_task(registration(address).run()))
+        said = f"not registered with router {address}, retrying: what answers there is no router"
+        await eventually(lambda: said in caplog.text, within=10)
+    finally:
+        await server.stop(0)

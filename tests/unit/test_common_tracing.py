@@ -52,6 +52,12 @@ def test_a_variable_that_names_no_endpoint_is_refused_by_name(monkeypatch: pytes
         start_tracing(None, role="router")
 
 
+def test_another_variable_that_opentelemetry_cannot_read_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    with pytest.raises(StartError, match="traces to http://127.0.0.1:1 cannot be set up as the OTEL_ variables say: .*'soon'"):
+        start_tracing("http://127.0.0.1:1", role="router")
+
+
 def test_missing_packages_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "common.otlp", raising=False)

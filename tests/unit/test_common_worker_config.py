@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.address import Address
 from common.batch_sizes import BatchSizes
 from common.config import describe, parse_config
 from decode_worker.config import Config as DecodeConfig
@@ -73,6 +74,9 @@ def test_the_line_at_start_shows_what_holds() -> None:
         ({"page_size": 0}, "--page-size must be at least 1, got 0"),
         ({"pool_pages": (1 << 24) + 1}, "--pool-pages must be at most 16777216, got 16777217"),
         ({"max_running": (1 << 16) + 1}, "--max-running must be at most 65536, got 65537"),
+        ({"advertise": Address("host", 0)}, "--advertise must be an address that can be dialled, got host:0"),
+        ({"advertise": Address("::", 5)}, "--advertise must be an address that can be dialled, got [::]:5"),
+        ({"router": (Address("0.0.0.0", 5),)}, "--router must be an address that can be dialled, got 0.0.0.0:5"),
         ({"threads": 5000}, "--threads must be at most 4096, got 5000"),
         ({"time_scale": 2.0}, "--sim-profile and --time-scale need --engine sim, got --engine thread"),
         ({"sim_profile": Path("p")}, "--sim-profile and --time-scale need --engine sim, got --engine thread"),

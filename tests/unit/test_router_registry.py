@@ -123,6 +123,19 @@ def test_an_impostor_at_another_address_does_not_keep_a_worker_out_once_that_add
     assert registry.live == [owner, victim]
 
 
+def test_who_has_a_wrong_address_keeps_out_its_owner_only_until_somebody_else_is_found_there(registry: Registry) -> None:
+    """Two workers started with one --advertise: none served, for as long as both lived."""
+    registry.join(profile("owner"))
+    wrong = registry.join(profile("wrong"))
+    with pytest.raises(FailedPrecondition, match="worker wrong at 127.0.0.1:1 has taken over from prefill worker owner"):
+        registry.join(profile("owner"))
+    wrong.is_elsewhere = True
+    owner = registry.join(profile("owner"))
+    with pytest.raises(FailedPrecondition, match="worker owner at 127.0.0.1:1 has taken over from prefill worker wrong"):
+        registry.join(profile("wrong"))
+    assert registry.live == [owner]
+
+
 def test_refusals_are_remembered_for_a_bounded_number_of_addresses(registry: Registry) -> None:
     for port in range(1, 1000):
         with pytest.raises(FailedPrecondition):
