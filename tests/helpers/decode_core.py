@@ -22,6 +22,8 @@ from tests.helpers.fake_runner import FakeRunner, next_token
 
 EPOCH = 7
 LEASE = timedelta(seconds=10)
+PROMPT = list(range(10, 20))
+"""Two whole pages of 4 and half a third."""
 
 
 def make_req(
@@ -186,10 +188,19 @@ class Harness:
         fresh, self.taken = self.events[self.taken :], len(self.events)
         return fresh
 
+    def told(self, kind: type[Any]) -> list[Any]:
+        """All events of that kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
     def tokens(self, key: WorkKey) -> list[TokenOut]:
         """All tokens emitted for a key, the repeated first included."""
-        steps = [event for event in self.events if isinstance(event, events.StepTokens)]
-        return [token for step in steps for token in step.tokens if token.key == key]
+        return [token for step in self.told(events.StepTokens) for token in step.tokens if token.key == key]
+
+    def ids(self, key: WorkKey) -> list[int]:
+        """Of all its tokens, which come in order."""
+        tokens = self.tokens(key)
+        assert [token.index for token in tokens] == list(range(len(tokens))), "a token is lost or comes twice"
+        return [token.token_id for token in tokens]
 
     def counts(self) -> Any:
         return self.do(commands.Check())
@@ -199,3 +210,8 @@ class Harness:
         assert (counts.held, counts.quarantined) == (0, 0), counts
         assert self.runner.page_table.num_free == self.runner.page_table.rows
         assert not self.core.has_work()
+
+
+def colocated(*, chunk_tokens: int = 4, max_prompts: int = 100, **shape: Any) -> Harness:
+    """Of a core that computes prompts itself."""
+    return Harness(local_prefill=PromptLimits(chunk_tokens, max_prompts), **shape)

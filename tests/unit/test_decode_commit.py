@@ -8,10 +8,9 @@ from common.errors import Aborted, DataLoss, FailedPrecondition, InvalidRequest,
 from common.work import FinishReason
 from common.work_key import WorkKey
 from decode_worker import commands
-from tests.helpers.decode_core import Harness, fill, first_tokens, make_req
+from tests.helpers.decode_core import PROMPT, Harness, fill, first_tokens, make_req
 
 pytestmark = pytest.mark.usefixtures("each_lookahead")
-PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
 
 
 def test_a_commit_token_without_epoch_comes_out_with_its_routers_epoch() -> None:

@@ -8,11 +8,10 @@ from common.errors import AlreadyExists, InvalidRequest, OutOfRange
 from common.work import FinishReason
 from common.work_key import WorkKey
 from decode_worker import commands, events
-from tests.helpers.decode_core import EPOCH, Harness, fill, first_tokens, make_req
+from tests.helpers.decode_core import EPOCH, PROMPT, Harness, fill, first_tokens, make_req
 from tests.helpers.fake_runner import continuation
 
 pytestmark = pytest.mark.usefixtures("each_lookahead")
-PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
 
 
 def test_a_committed_request_runs_to_its_length_and_repeats_its_first_token() -> None:
@@ -32,7 +31,7 @@ def test_the_first_message_of_a_request_has_two_tokens_and_the_others_one() -> N
     for uid in (1, 2):
         harness.admit(make_req([*PROMPT, uid], uid=uid, output_len=4))
     harness.run()
-    steps = [[token.key.uid for token in event.tokens] for event in harness.events if isinstance(event, events.StepTokens)]
+    steps = [[token.key.uid for token in event.tokens] for event in harness.told(events.StepTokens)]
     assert steps == [[1, 1, 2, 2], [1, 2], [1, 2]]
 
 

@@ -7,10 +7,9 @@ import pytest
 from common.errors import Aborted, Unavailable
 from common.work_key import WorkKey
 from decode_worker import commands, events
-from tests.helpers.decode_core import EPOCH, Harness, make_req
+from tests.helpers.decode_core import EPOCH, PROMPT, Harness, make_req
 
 pytestmark = pytest.mark.usefixtures("each_lookahead")
-PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
 
 
 def test_can_04_requests_waiting_for_a_batch_slot_are_dropped_by_cancel() -> None:
@@ -70,9 +69,9 @@ def test_hnd_07_an_unrenewed_lease_ends_on_the_clock_alone_and_the_router_is_tol
     harness.tick(9)
     assert harness.do(commands.Renew((granted.ticket, "unknown"))) == ["unknown"]
     harness.tick(9)
-    assert not [event for event in harness.events if isinstance(event, events.Failed)]
+    assert not harness.told(events.Failed)
     harness.tick(2)
-    failures = [event.failure for event in harness.events if isinstance(event, events.Failed)]
+    failures = [event.failure for event in harness.told(events.Failed)]
     assert [failure.key.uid for failure in failures] == [1, 2]
     assert all(failure.retryable and "lease" in failure.message for failure in failures)
     with pytest.raises(Aborted, match="lease"):

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from common.work_key import WorkKey
 from decode_worker import commands, events
-from decode_worker.local_prefill import PromptLimits
-from tests.helpers.decode_core import EPOCH, Harness, fill, first_tokens, make_req
+from tests.helpers.decode_core import EPOCH, PROMPT, colocated, fill, first_tokens, make_req
 from tests.helpers.fake_runner import continuation
 
 pytestmark = pytest.mark.usefixtures("each_lookahead")
-PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
-
-
-def colocated(*, chunk_tokens: int = 4, max_prompts: int = 100, **shape: Any) -> Harness:
-    return Harness(local_prefill=PromptLimits(chunk_tokens, max_prompts), **shape)
-
-
-def told(harness: Harness, kind: type[Any]) -> list[Any]:
-    return [event for event in harness.events if isinstance(event, kind)]
-
-
-def ids(harness: Harness, key: WorkKey) -> list[int]:
-    tokens = harness.tokens(key)
-    assert [token.index for token in tokens] == list(range(len(tokens))), "a token is lost or comes twice"
-    return [token.token_id for token in tokens]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 9])
@@ -43,7 +24,7 @@ def test_a_cancel_in_every_state_is_silent_and_gives_everything_back(steps: int)
     harness.assert_idle()
     again = harness.prefill(make_req(PROMPT, uid=2, output_len=3))
     harness.run()
-    assert ids(harness, again) == continuation(PROMPT, 3)
+    assert harness.ids(again) == continuation(PROMPT, 3)
 
 
 def test_a_cancel_in_line_and_one_before_the_prompt_comes_leave_nothing() -> None:
@@ -54,7 +35,7 @@ def test_a_cancel_in_line_and_one_before_the_prompt_comes_leave_nothing() -> Non
     harness.do(commands.Cancel(make_req(PROMPT, uid=3).key))
     early = harness.prefill(make_req(PROMPT, uid=3, output_len=4))
     harness.run()
-    assert not harness.tokens(waiting) and not harness.tokens(early) and not told(harness, events.Failed)
+    assert not harness.tokens(waiting) and not harness.tokens(early) and not harness.told(events.Failed)
     harness.assert_idle()
 
 
@@ -75,7 +56,7 @@ def test_the_same_submission_again_is_ignored() -> None:
     harness.step_and_land()
     harness.prefill(make_req(PROMPT, output_len=4))
     harness.run()
-    assert ids(harness, key) == continuation(PROMPT, 4)
+    assert harness.ids(key) == continuation(PROMPT, 4)
     harness.assert_idle()
 
 
@@ -87,7 +68,7 @@ def test_a_deadline_that_passes_before_the_first_token_fails_the_request_for_goo
     for _ in range(steps):
         harness.step()
     harness.tick(6)
-    failures = [event.failure for event in told(harness, events.Failed)]
+    failures = [event.failure for event in harness.told(events.Failed)]
     assert [(failure.key.uid, failure.retryable) for failure in failures] == [(1, False), (2, False)]
     assert all("deadline" in failure.message for failure in failures)
     harness.run()
@@ -100,7 +81,7 @@ def test_no_deadline_matters_once_the_first_token_is_there() -> None:
     harness.step_and_land()
     harness.tick(6)
     harness.run()
-    assert ids(harness, key) == continuation(PROMPT, 9)
+    assert harness.ids(key) == continuation(PROMPT, 9)
 
 
 def test_a_session_that_closes_takes_its_prompts_with_it() -> None:
@@ -111,7 +92,7 @@ def test_a_session_that_closes_takes_its_prompts_with_it() -> None:
     harness.do(commands.SessionClosed(EPOCH))
     harness.prefill(make_req(PROMPT, uid=3, output_len=4))
     harness.run()
-    assert not told(harness, events.StepTokens) and not told(harness, events.Failed)
+    assert not harness.told(events.StepTokens) and not harness.told(events.Failed)
     harness.assert_idle()
 
 
@@ -120,9 +101,9 @@ def test_drain_hands_back_the_line_without_a_failure_and_lets_what_was_begun_fin
     begun, waiting = (harness.prefill(make_req([*PROMPT, uid], uid=uid, output_len=4)) for uid in (1, 2))
     harness.step()
     harness.core.handle(commands.Drain(), 1000)
-    assert told(harness, events.Retracted) == [events.Retracted(waiting)]
+    assert harness.told(events.Retracted) == [events.Retracted(waiting)]
     harness.prefill(make_req(PROMPT, uid=3, output_len=4))
-    (failed,) = told(harness, events.Failed)
+    (failed,) = harness.told(events.Failed)
     assert failed.failure.retryable and "draining" in failed.failure.message
     harness.run()
     assert harness.reply(1000) is not None and len(harness.tokens(begun)) == 4
@@ -135,7 +116,7 @@ def test_handing_back_retracts_prompts_under_way_too() -> None:
     harness.step()
     harness.core.handle(commands.Drain(), 1000)
     harness.do(commands.HandBack())
-    assert {event.key for event in told(harness, events.Retracted)} == set(keys)
+    assert {event.key for event in harness.told(events.Retracted)} == set(keys)
     harness.run()
     assert harness.reply(1000) is not None
     harness.assert_idle()
@@ -169,5 +150,5 @@ def test_pages_of_a_prompt_whose_chunk_is_in_the_air_stay_its_own_until_it_lands
     harness.run()
     harness.do(commands.Commit(granted.ticket, first_tokens(taker), len(granted.page_ids)))
     harness.run()
-    assert ids(harness, taker.key) == continuation(range(60, 70), 6)
+    assert harness.ids(taker.key) == continuation(range(60, 70), 6)
     harness.assert_idle()

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from common.core import SamplingParams
 from common.work import FinishReason
-from common.work_key import WorkKey
 from decode_worker import events
-from decode_worker.local_prefill import PromptLimits
-from tests.helpers.decode_core import Harness, make_req
+from tests.helpers.decode_core import PROMPT, Harness, colocated, make_req
 from tests.helpers.fake_runner import continuation
 
 pytestmark = pytest.mark.usefixtures("each_lookahead")
-PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
-
-
-def colocated(*, chunk_tokens: int = 4, max_prompts: int = 100, **shape: Any) -> Harness:
-    return Harness(local_prefill=PromptLimits(chunk_tokens, max_prompts), **shape)
-
-
-def told(harness: Harness, kind: type[Any]) -> list[Any]:
-    return [event for event in harness.events if isinstance(event, kind)]
-
-
-def ids(harness: Harness, key: WorkKey) -> list[int]:
-    tokens = harness.tokens(key)
-    assert [token.index for token in tokens] == list(range(len(tokens))), "a token is lost or comes twice"
-    return [token.token_id for token in tokens]
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 21])
@@ -39,9 +20,9 @@ def test_a_prompt_is_computed_and_decoded_here(length: int, chunk_tokens: int) -
     prompt = list(range(30, 30 + length))
     key = harness.prefill(make_req(prompt, output_len=10))
     harness.run()
-    assert ids(harness, key) == continuation(prompt, 10)
+    assert harness.ids(key) == continuation(prompt, 10)
     assert harness.tokens(key)[-1].finish is FinishReason.LENGTH
-    assert told(harness, events.PrefillStarted) == [events.PrefillStarted(key, 0)]
+    assert harness.told(events.PrefillStarted) == [events.PrefillStarted(key, 0)]
     harness.assert_idle()
 
 
@@ -51,12 +32,12 @@ def test_what_is_cached_is_not_computed_and_token_0_says_how_much() -> None:
         before = harness.runner.computed_tokens
         key = harness.prefill(make_req(PROMPT, uid=uid, output_len=3))
         harness.run()
-        assert harness.tokens(key)[0].cached_tokens == cached == told(harness, events.PrefillStarted)[-1].cached_tokens
+        assert harness.tokens(key)[0].cached_tokens == cached == harness.told(events.PrefillStarted)[-1].cached_tokens
         assert harness.runner.computed_tokens - before == len(PROMPT) - cached + 2
-        assert ids(harness, key) == continuation(PROMPT, 3)
+        assert harness.ids(key) == continuation(PROMPT, 3)
     whole = harness.prefill(make_req(PROMPT[:8], uid=4, output_len=3))  # The last token is computed in any case (HND-04).
     harness.run()
-    assert harness.tokens(whole)[0].cached_tokens == 4 and ids(harness, whole) == continuation(PROMPT[:8], 3)
+    assert harness.tokens(whole)[0].cached_tokens == 4 and harness.ids(whole) == continuation(PROMPT[:8], 3)
     harness.assert_idle()
 
 
@@ -67,7 +48,7 @@ def test_output_is_a_prefix_hit_for_the_next_turn_of_the_conversation() -> None:
     turn = [*PROMPT, *continuation(PROMPT, 7), 5]
     key = harness.prefill(make_req(turn, uid=2, output_len=2))
     harness.run()
-    assert harness.tokens(key)[0].cached_tokens == 16 and ids(harness, key) == continuation(turn, 2)
+    assert harness.tokens(key)[0].cached_tokens == 16 and harness.ids(key) == continuation(turn, 2)
 
 
 @pytest.mark.parametrize("output_len", [1, 2])
@@ -76,7 +57,7 @@ def test_a_short_output_ends_at_once(output_len: int) -> None:
     key = harness.prefill(make_req(PROMPT, n=3, output_len=output_len))
     harness.run()
     for i in range(3):
-        assert ids(harness, key.for_completion(i)) == continuation(PROMPT, output_len, i)
+        assert harness.ids(key.for_completion(i)) == continuation(PROMPT, output_len, i)
         assert harness.tokens(key.for_completion(i))[-1].finish is FinishReason.LENGTH
     harness.assert_idle()
 
@@ -102,7 +83,7 @@ def test_prompts_and_running_requests_take_turns_and_a_step_of_prompts_is_bounde
     first = kinds.index("prompt")
     assert kinds[first : first + 7] == ["prompt", "decode"] * 3 + ["prompt"]
     assert all(sum(tokens for _, tokens in batch) <= 4 for batch in harness.runner.batches)
-    assert ids(harness, running) == continuation([1, 2], 20) and ids(harness, late) == continuation(range(40, 56), 2)
+    assert harness.ids(running) == continuation([1, 2], 20) and harness.ids(late) == continuation(range(40, 56), 2)
     harness.assert_idle()
 
 
@@ -110,12 +91,12 @@ def test_a_prompt_starts_only_when_its_completions_will_have_places() -> None:
     harness = colocated(max_running=2, chunk_tokens=100)
     keys = [harness.prefill(make_req([*PROMPT, uid], uid=uid, output_len=4)) for uid in (1, 2, 3)]
     harness.step_and_land()
-    assert [event.key for event in told(harness, events.PrefillStarted)] == keys[:2]
+    assert [event.key for event in harness.told(events.PrefillStarted)] == keys[:2]
     harness.run()
-    assert [ids(harness, key) for key in keys] == [continuation([*PROMPT, uid], 4) for uid in (1, 2, 3)]
+    assert [harness.ids(key) for key in keys] == [continuation([*PROMPT, uid], 4) for uid in (1, 2, 3)]
     crowd = harness.prefill(make_req(PROMPT, uid=10, n=5, output_len=4))
     harness.run()
-    assert [ids(harness, crowd.for_completion(i)) for i in range(5)] == [continuation(PROMPT, 4, i) for i in range(5)]
+    assert [harness.ids(crowd.for_completion(i)) for i in range(5)] == [continuation(PROMPT, 4, i) for i in range(5)]
     harness.assert_idle()
 
 
@@ -123,7 +104,7 @@ def test_a_prompt_starts_only_when_its_completions_will_have_places() -> None:
 def test_what_cannot_be_taken_is_refused_saying_why(shape: str, retryable: bool, why: str) -> None:
     harness = Harness() if shape == "off" else colocated(pages=16, max_prompts=0 if shape == "full" else 10)
     harness.prefill(make_req(range(60), n=2, output_len=8))
-    failures = [event.failure for event in told(harness, events.Failed)]
+    failures = [event.failure for event in harness.told(events.Failed)]
     assert [(failure.key.uid, failure.retryable) for failure in failures] == [(1, retryable), (2, retryable)]
     assert why in failures[0].message
     harness.assert_idle()
@@ -138,7 +119,7 @@ def test_prompts_and_grants_to_senders_stand_in_one_line() -> None:
     assert not harness.core.has_work() and harness.reply(call) is None
     harness.commit(first, granted)
     harness.run()
-    assert ids(harness, local) == continuation(range(70, 90), 4) and harness.granted(call)
+    assert harness.ids(local) == continuation(range(70, 90), 4) and harness.granted(call)
 
 
 def test_load_tells_prompt_tokens_in_line_and_under_way() -> None:
@@ -146,21 +127,21 @@ def test_load_tells_prompt_tokens_in_line_and_under_way() -> None:
     for uid in (1, 2):
         harness.prefill(make_req([*PROMPT, uid], uid=uid, output_len=4))
     harness.tick()
-    stats = told(harness, events.Stats)[-1]
+    stats = harness.told(events.Stats)[-1]
     assert (stats.running, stats.waiting, stats.queued_tokens) == (1, 1, 22)
     harness.step()
-    assert told(harness, events.Stats)[-1].queued_tokens == 18
+    assert harness.told(events.Stats)[-1].queued_tokens == 18
     harness.run()
-    assert told(harness, events.Stats)[-1].queued_tokens == 0
+    assert harness.told(events.Stats)[-1].queued_tokens == 0
 
 
 def test_out_of_pages_the_youngest_is_retracted_and_the_oldest_ends() -> None:
     harness = colocated(pages=7, chunk_tokens=100)
     keys = [harness.prefill(make_req(range(30 * uid, 30 * uid + 8), uid=uid, output_len=12)) for uid in (1, 2, 3)]
     harness.run()
-    retracted = [event.key for event in told(harness, events.Retracted)]
+    retracted = [event.key for event in harness.told(events.Retracted)]
     assert keys[1] in retracted and keys[0] not in retracted
-    assert ids(harness, keys[0]) == continuation(range(30, 38), 12)
+    assert harness.ids(keys[0]) == continuation(range(30, 38), 12)
     harness.assert_idle()
 
 

@@ -10,10 +10,8 @@ from common.core import Req, SamplingParams
 from common.work import FinishReason
 from common.work_key import WorkKey
 from decode_worker import commands, events
-from tests.helpers.decode_core import EPOCH, Harness, fill, first_tokens, make_req
+from tests.helpers.decode_core import EPOCH, PROMPT, Harness, fill, first_tokens, make_req
 from tests.helpers.fake_runner import continuation
-
-PROMPT = list(range(10, 20))  # Two whole pages of 4 and half a third.
 
 
 def ahead(**shape: Any) -> Harness:
@@ -162,7 +160,7 @@ def test_out_of_pages_the_step_in_the_air_lands_before_anybody_is_retracted() ->
     while harness.core.has_work():
         harness.step()
         order += [type(event) for event in harness.new_events() if isinstance(event, events.StepTokens | events.Retracted)]
-    (retracted,) = [event for event in harness.events if isinstance(event, events.Retracted)]
+    (retracted,) = harness.told(events.Retracted)
     assert retracted.key == second.key and order[: order.index(events.Retracted)] == [events.StepTokens] * 4
     assert [token.token_id for token in harness.tokens(second.key)] == continuation(range(30, 38), 5)
     assert [token.token_id for token in harness.tokens(first.key)] == continuation(PROMPT[:8], 9)
@@ -176,7 +174,7 @@ def test_nobody_is_retracted_if_the_step_in_the_air_frees_the_page() -> None:
     harness.admit(ends)
     harness.admit(goes_on)
     harness.run()
-    assert not [event for event in harness.events if isinstance(event, events.Retracted)]
+    assert not harness.told(events.Retracted)
     assert [token.token_id for token in harness.tokens(goes_on.key)] == continuation(range(30, 38), 8)
     harness.assert_idle()
 

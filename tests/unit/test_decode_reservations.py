@@ -117,7 +117,7 @@ def test_grpc_pages_of_an_ended_ticket_are_nobodys_until_the_event_loop_has_clos
     req = make_req(PROMPT)
     granted = harness.granted(harness.reserve(req, transport="grpc"))
     end_ticket(harness, granted, how, req.key)
-    closed = [event for event in harness.events if isinstance(event, events.TicketClosed)]
+    closed = harness.told(events.TicketClosed)
     assert [event.ticket for event in closed] == [granted.ticket]
     # The sender's word counts for nothing: frames may be buffered here.
     harness.do(commands.Release(granted.ticket, drained=True))
@@ -153,7 +153,7 @@ def test_flt_03_the_end_of_a_sender_ends_its_tickets_and_frees_their_pages_and_q
     harness.do(commands.SenderGone("pair"))
     assert harness.do(commands.Renew((live.ticket, other.ticket))) == [live.ticket]
     assert harness.counts()[1:4] == (4, 0, 0)
-    failures = [event.failure for event in harness.events if isinstance(event, events.Failed)]
+    failures = [event.failure for event in harness.told(events.Failed)]
     assert [(failure.key.uid, failure.retryable) for failure in failures] == [(1, True)]
 
 
@@ -180,7 +180,7 @@ def test_a_reserve_in_line_learns_that_its_pairing_ended() -> None:
     harness.do(commands.SenderGone("gone"))
     reply = harness.reply(call_id)
     assert reply is not None and isinstance(reply.error, FailedPrecondition)
-    assert not [event for event in harness.events if isinstance(event, events.Failed)]
+    assert not harness.told(events.Failed)
     assert harness.do(commands.Renew((granted.ticket,))) == []
 
 
@@ -203,7 +203,7 @@ def test_out_of_pages_the_youngest_is_retracted_and_the_oldest_finishes() -> Non
     harness.admit(young)
     harness.admit(old)
     harness.run()
-    assert [event.key.uid for event in harness.events if isinstance(event, events.Retracted)] == [2]
+    assert [event.key.uid for event in harness.told(events.Retracted)] == [2]
     assert [token.token_id for token in harness.tokens(old.key)] == continuation(PROMPT, 20)
     harness.assert_idle()
 
@@ -214,7 +214,7 @@ def test_priority_decides_who_counts_as_young() -> None:
     harness.admit(low)
     harness.admit(high)
     harness.run()
-    assert [event.key.uid for event in harness.events if isinstance(event, events.Retracted)] == [1]
+    assert [event.key.uid for event in harness.told(events.Retracted)] == [1]
     assert len(harness.tokens(high.key)) == 20
 
 
@@ -224,7 +224,7 @@ def test_a_committed_request_that_waits_for_a_slot_gives_its_pages_before_the_ol
     harness.admit(old)
     harness.admit(waiting)
     harness.run()
-    assert [event.key.uid for event in harness.events if isinstance(event, events.Retracted)] == [2]
+    assert [event.key.uid for event in harness.told(events.Retracted)] == [2]
     assert not harness.tokens(waiting.key)
     assert len(harness.tokens(old.key)) == 20
 

@@ -24,7 +24,7 @@ from router.metrics import RouterMetrics
 from router.queueing.waiter import Place, Waiter
 from router.text.output import Output
 from router.traces import UNTRACED, RequestTrace
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import OutOfRange
 from router.fleet.capacity import group_pages, output_limit, pair_pages
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

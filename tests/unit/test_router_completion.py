@@ -13,7 +13,7 @@ from router.completion import MAX_HELD, MOVES, Completion, Stage
 from router.fleet.placement import Pair
 from router.stake import Stake
 from router.text.output import Output
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

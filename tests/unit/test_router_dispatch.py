@@ -14,7 +14,7 @@ from router.dispatch import Dispatch
 from router.fleet.placement import Pair
 from router.stake import Stake
 from router.text.output import Output
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

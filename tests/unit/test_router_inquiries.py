@@ -13,7 +13,7 @@ from router.fleet.placement import Pair
 from router.inquiries import Inquiries
 from router.text.output import Output
 from tests.helpers.eventually import eventually
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 GONE = Unavailable("the prefill worker is gone")

@@ -22,7 +22,7 @@ from router.pacing import Outlet, Rounds
 from router.stake import Stake
 from router.stopwatch import Stopwatch
 from router.text.output import PLAIN_TOKEN_BYTES, Output
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

@@ -13,7 +13,7 @@ from router.fleet.estimate import Estimate
 from router.fleet.pace import Pace
 from router.fleet.placement import Pair
 from router.stake import Stake
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

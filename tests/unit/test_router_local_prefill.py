@@ -17,7 +17,7 @@ from router.fleet.workers import Worker
 from router.queueing.room import RoomRule
 from router.queueing.turns import next_turn
 from tests.helpers.waiters import waiter
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from common.work import WorkerLoad
 from router.fleet.arrivals import Arrival
 from router.fleet.pair_wait import PairWait
 from router.fleet.workers import Departure, Worker
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from common.work import Compatibility, PageCounts, Role, WorkerLoad, WorkerProfile
+from common.work import WorkerLoad
 from router.fleet.placement import Ask, Seats, seats_for
-from router.fleet.workers import Worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
-
-SAME = Compatibility("f", "float32", 16, 1024, 2, 2, 16)
-
-
-def worker(
-    worker_id: str,
-    role: Role,
-    *,
-    pages: int = 100,
-    session: bool = True,
-    max_running: int = 8,
-    free: int | None = None,
-    alone: bool = False,
-    **load: Any,
-) -> Worker:
-    address = f"127.0.0.1:{hash(worker_id) % 60000}"
-    made = Worker(WorkerProfile(worker_id, role, address, SAME, "cpu", pages, max_running, "0", local_prefill=alone))
-    free = pages if free is None else free
-    made.report(WorkerLoad(**load, pages=PageCounts(free, pages - free, 0, 0, pages)))
-    made.has_session = session
-    return made
 
 
 def ids(seats: Seats | None) -> tuple[str, str, str] | None:

@@ -19,7 +19,7 @@ from router.fleet.policies.session import session
 from router.fleet.prefix_map import PrefixMap
 from router.fleet.prompt_blocks import PromptBlocks
 from router.fleet.workers import Worker
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from common.errors import FailedPrecondition, Incompatible
-from common.work import Compatibility, Role, WorkerLoad, WorkerProfile
+from common.work import WorkerLoad
 from router.fleet.registry import LOST_SHOWN_SECONDS, Registry
 from router.fleet.workers import Departure, Worker, WorkerState
+from tests.helpers.workers import profile
 
 pytestmark = pytest.mark.unit
-
-SAME = Compatibility("f", "float32", 16, 1024, 2, 2, 16)
 
 
 class Listener:
@@ -51,10 +49,6 @@ def clock() -> Clock:
 @pytest.fixture
 def registry(clock: Clock) -> Registry:
     return Registry(fingerprint="f", clock=clock)
-
-
-def profile(worker_id: str, role: Role = "prefill", *, port: int = 1, **differs: Any) -> WorkerProfile:
-    return WorkerProfile(worker_id, role, f"127.0.0.1:{port}", replace(SAME, **differs), "cpu", 10, 1, "0")
 
 
 def test_joining_and_leaving_are_told_once(registry: Registry) -> None:

@@ -18,7 +18,7 @@ from router.fleet.registry import Registry
 from router.fleet.registry_servicer import RegistryServicer
 from router.fleet.workers import Departure
 from tests.helpers.eventually import eventually
-from tests.unit.test_router_registry import profile
+from tests.helpers.workers import profile
 
 pytestmark = pytest.mark.unit
 DRAIN = registry_pb2.RouterDirective(drain=registry_pb2.Drain(stay=True))

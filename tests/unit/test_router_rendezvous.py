@@ -15,7 +15,7 @@ from router.fleet.policies.rendezvous import BALANCE, home_of, within
 from router.fleet.prefix_map import PrefixMap
 from router.fleet.prompt_blocks import PromptBlocks, block_tokens
 from router.fleet.workers import Worker
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

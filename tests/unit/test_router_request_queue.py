@@ -19,7 +19,7 @@ from router.queueing.request_queue import LOOKAHEAD, RequestQueue
 from router.queueing.room import RoomRule
 from tests.helpers.eventually import eventually
 from tests.helpers.waiters import waiter
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

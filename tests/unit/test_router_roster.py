@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.fleet.placement import Ask, seats_for
 from router.fleet.roster import Roster
 from router.fleet.workers import Worker
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 

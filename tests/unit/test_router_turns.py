@@ -21,7 +21,7 @@ from router.queueing.room import RoomRule
 from router.queueing.turns import MAX_BYPASS, Turn, next_turn
 from router.queueing.waiter import Waiter
 from tests.helpers.waiters import waiter
-from tests.unit.test_router_placement import worker
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 
