@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,73 +14,34 @@ import pytest
 
 from common.handoff.cuda_ipc import PoolExport
 from common.rpc.gen.pdserve.v1 import decode_pb2
-from common.work import PageCounts
 from common.worker_config import ENGINES
 from tests.helpers.cuda_writer import as_argument
-from tests.helpers.decode_core import make_req
+from tests.helpers.decode_core import PROMPT, make_req
 from tests.helpers.decode_worker import Peers, commit_request, decode_worker
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.fake_runner import continuation
+from tests.helpers.sender_process import SenderProcess, pages_are, sender_process
 
-ROOT = Path(__file__).resolve().parents[2]
-PROMPT = list(range(10, 20))
 PAGES = 8
 
 
-class Sender:
-    """tests/helpers/cuda_writer.py in its own process."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    async def order(self, text: str, *, answer: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text.encode() + b"\n")
-        await self.wait_for(answer)
-
-    async def wait_for(self, answer: str) -> None:
-        assert self.process.stdout is not None
-        line = await asyncio.wait_for(self.process.stdout.readline(), 20)
-        assert line.decode().strip() == answer
-
-    async def write_for_ever(self, peers: Peers, *pages: int) -> None:
-        await self.order(f"pages {peers.worker.memory.page_bytes} {' '.join(map(str, pages))}", answer="writing")
-
-    async def fill(self, peers: Peers, req: Any, granted: Any) -> None:
-        for page, data in zip(granted.page_ids, peers.page_bytes_of(req, granted), strict=True):
-            await self.order(f"fill {len(data)} {page} {data.hex()}", answer="filled")
+class Sender(SenderProcess):
+    """Its GPU has mapped the pool."""
 
     async def commit_ahead(self, req: Any, granted: Any) -> None:
         await self.order(f"send {commit_request(req, granted).SerializeToString().hex()}", answer="sent")
 
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
 
 @asynccontextmanager
 async def sender(peers: Peers, **export: Any) -> AsyncIterator[tuple[Sender, str]]:
-    """A process that has mapped the pool, and its pair id. export: what it is told wrong."""
+    """And its pair id. export: what it is told wrong."""
     pairing = await peers.pair()
     told = pairing.cuda_pool
     fields = {name: getattr(told, name) for name in PoolExport.__dataclass_fields__} | export
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.helpers.cuda_writer", as_argument(PoolExport(**fields)), told.socket, pairing.pair_id,
-        cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    one = Sender(process)
-    try:
-        await one.wait_for("mapped")
-        yield one, pairing.pair_id
-    finally:
-        with suppress(ProcessLookupError):  # Killed by the test, perhaps.
-            process.kill()
-        await process.wait()
-
-
-async def pages_are(peers: Peers, *, held: int, quarantined: int) -> bool:
-    counts: PageCounts = await peers.worker.check()
-    return (counts.held, counts.quarantined) == (held, quarantined)
+    arguments = (as_argument(PoolExport(**fields)), told.socket, pairing.pair_id)
+    async with sender_process("tests.helpers.cuda_writer", *arguments, kind=Sender) as process:
+        yield process, pairing.pair_id
 
 
 async def error_of(call: Any) -> grpc.aio.AioRpcError:

@@ -18,7 +18,7 @@ from common.work import FinishReason
 from common.worker_wire import compatibility_to_pb
 from decode_worker import servicer
 from tests.helpers.decode_core import EPOCH, make_req
-from tests.helpers.decode_worker import decode_worker, memory_of
+from tests.helpers.decode_worker import decode_worker
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_runner import continuation
 
@@ -187,7 +187,7 @@ async def test_the_hostile_push_gets_a_status_and_writes_nothing() -> None:
         await peers.session()
         pairing = await peers.pair()
         granted = await peers.reserve(make_req(PROMPT), pairing.pair_id)
-        before = bytes(memory_of(peers.worker).view)
+        before = bytes(peers.worker.memory.view)
         data = b"x" * 8
         for ticket, index, offset, crc32, code in [
             ("guess", 0, 0, page_checksum(data), "NOT_FOUND"),
@@ -195,7 +195,7 @@ async def test_the_hostile_push_gets_a_status_and_writes_nothing() -> None:
         ]:
             frame = handoff_pb2.KvFrame(ticket=ticket, page_index=index, offset=offset, data=data, crc32=crc32)
             assert (await refused(peers.handoff.Push(iter([frame]), timeout=5)))[0] == code
-        assert bytes(memory_of(peers.worker).view) == before
+        assert bytes(peers.worker.memory.view) == before
         await peers.release(granted.ticket)
         await peers.assert_idle()
 

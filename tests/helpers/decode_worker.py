@@ -151,11 +151,6 @@ class Peers:
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
 
 
-def memory_of(worker: DecodeWorker) -> PoolMemory:
-    assert worker.memory is not None, "its pool is on a GPU"
-    return worker.memory
-
-
 def commit_request(req: Req, granted: decode_pb2.ReserveResponse, *, crcs: Sequence[int] = ()) -> decode_pb2.CommitRequest:
     return decode_pb2.CommitRequest(
         ticket=granted.ticket,
