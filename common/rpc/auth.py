@@ -30,6 +30,7 @@ from common.errors import PdserveError, PermissionDenied, Unauthenticated
 from common.rpc.call_limit import CallLimit
 from common.rpc.handlers import Context, rewrap, within
 from common.rpc.peer import host_of, is_local_peer
+from common.rpc.reflection import SERVICES as REFLECTION
 from common.rpc.tokens import Token, TokenFile
 
 HEADER: Final = "authorization"
@@ -46,7 +47,7 @@ class Audience(Enum):
 
 AUDIENCES: Final = {
     "grpc.health.v1.Health": Audience.ANYONE,
-    "grpc.reflection.v1alpha.ServerReflection": Audience.ANYONE,
+    **dict.fromkeys(REFLECTION, Audience.ANYONE),
     "pdserve.v1.GenerationService": Audience.CLIENT,
 }
 """A service that is not named here is for workers."""

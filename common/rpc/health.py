@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from common.errors import NotFound, Unavailable
+from common.rpc.reflection import enable_reflection
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -36,8 +36,7 @@ class Health:
         """By service; None: every unknown name's, which are as many as strangers like."""
         self._shut_down = False
         health_pb2_grpc.add_HealthServicer_to_server(_Servicer(self), server)
-        described = (*services, *others, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(described, server)
+        enable_reflection((*services, *others, "grpc.health.v1.Health"), server)
 
     def set(self, service: str, serving: bool) -> None:
         """Tells every watcher. Raises KeyError for a service not named at construction; after shutdown() does nothing."""

@@ -35,7 +35,7 @@ REGISTER = "/pdserve.v1.RegistryService/Register"
 DRAIN = "/pdserve.v1.RegistryService/DrainWorker"
 FLUSH = "/pdserve.v1.GenerationService/FlushCache"
 HEALTH = "/grpc.health.v1.Health/Check"
-REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+REFLECTION = [f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")]
 
 
 def token_file(folder: Path, text: str) -> TokenFile:
@@ -85,7 +85,7 @@ def test_a_token_of_each_kind_opens_what_is_for_it_and_nothing_else(clients: Tok
         gate.check_token(REGISTER, shown(CLIENT))
     with pytest.raises(PermissionDenied, match="GenerationService takes no token of this kind, it needs a client's token"):
         gate.check_token(GENERATE, shown(WORKER))
-    for path in (HEALTH, REFLECTION):
+    for path in (HEALTH, *REFLECTION):
         assert gate.check_token(path, []) is gate.check_token(path, shown("guess")) is None
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from common.address import Address
 from common.rpc.channels import make_channel
@@ -25,7 +25,7 @@ class Served:
     def __init__(self, health: Health, channel: grpc.aio.Channel) -> None:
         self.health = health
         self._stub: Any = health_pb2_grpc.HealthStub(channel)
-        self.reflection: Any = cast(Any, reflection_pb2_grpc.ServerReflectionStub)(channel)
+        self.channel = channel
 
     async def check(self, service: str) -> Any:
         return (await self._stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
@@ -131,12 +131,21 @@ async def test_lif_01_a_watcher_is_told_and_let_go_at_shutdown_so_that_it_does_n
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_grp_11_reflection_lists_the_services_and_describes_them(served: Served) -> None:
+@pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
+async def test_grp_11_reflection_lists_the_services_and_describes_them_by_both_of_its_names(served: Served, package: str) -> None:
+    symbols = (NAME, f"{package}.ServerReflection", f"{package}.ServerReflectionResponse")
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol=NAME),
+        *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols),
     ]
-    answers = [answer async for answer in served.reflection.ServerReflectionInfo(iter(requests), timeout=5)]
+    reflect = served.channel.stream_stream(
+        f"/{package}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    answers = [answer async for answer in reflect(iter(requests), timeout=5)]
     listed = {service.name for service in answers[0].list_services_response.service}
-    assert listed == {NAME, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-    assert b"GenerateRequest" in b"".join(answers[1].file_descriptor_response.file_descriptor_proto)
+    both = {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
+    assert listed == {NAME, "grpc.health.v1.Health"} | both
+    files = [b"".join(answer.file_descriptor_response.file_descriptor_proto) for answer in answers[1:]]
+    assert b"GenerateRequest" in files[0] and package.encode() in files[1] and files[1] == files[2]
