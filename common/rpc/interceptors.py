@@ -9,6 +9,8 @@ one line (common/rpc/refusal_log.py).
 | a message that cannot be read, | INVALID_ARGUMENT          | one line            |
 |   or none where one must come  |                           |                     |
 | one that inflates to too much  | RESOURCE_EXHAUSTED        | one line            |
+| a unary call's that has not    | DEADLINE_EXCEEDED         | one line            |
+|   come after MESSAGE_SECONDS   |                           |                     |
 | grpc's, of a call that ended   | (nobody listens)          | nothing             |
 | anything else                  | INTERNAL "internal error" | with its traceback  |
 
@@ -29,7 +31,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from common import logs
-from common.errors import LEAVING_METADATA, InvalidArgument, Leaving, PdserveError, ResourceExhausted
+from common.errors import LEAVING_METADATA, DeadlineExceeded, InvalidArgument, Leaving, PdserveError, ResourceExhausted
 from common.rpc.compression import inflated
 from common.rpc.handlers import Context, rewrap
 from common.rpc.refusal_log import RefusalLog
@@ -39,6 +41,9 @@ from common.rpc.retry_info import status_of
 MAX_MESSAGE_CHARS = 1000
 
 GONE_SECONDS = 0.05
+MESSAGE_SECONDS = 120.0
+"""How long the message of a unary call may take to arrive; the largest does over a slow line. Who calls and says nothing would
+else hold the call open, counted by nobody."""
 END: Any = grpc.aio.EOF
 log = logging.getLogger(__name__)
 
@@ -94,7 +99,11 @@ async def _stream(requests: Any, context: Context) -> Any:
 
 async def _only_message(requests: Any, context: Context) -> Any:
     """Of a unary call. grpc itself would leave a call that ends without one unanswered until its client goes."""
-    message = await context.read()
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            message = await context.read()
+    except TimeoutError:
+        raise DeadlineExceeded(f"the call's message must come within {MESSAGE_SECONDS:g} s, and has not") from None
     if message is END:
         # It reads the same when the client has gone; then this task is being cancelled.
         await asyncio.sleep(GONE_SECONDS)
