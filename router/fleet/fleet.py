@@ -123,7 +123,7 @@ class Fleet:
 
     async def until_placeable(self, ask: Ask, *, is_begun: bool = False) -> None:
         """Returns once there are workers that can take it; waits a little, or longer if some may come back. is_begun: it has had
-        an attempt. Raises Unavailable saying why there are none."""
+        an attempt, or stood in line before. Raises Unavailable saying why there are none."""
         asked_at = self.registry.now
         while self.roster.seats(ask) is None:
             workers = [*self.registry.live, *self.registry.recently_lost]

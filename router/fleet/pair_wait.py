@@ -1,12 +1,12 @@
 """How long a request waits for a pair of workers while there is none: a function of values.
 
-| why there is none                                    | a new request | one that has begun |
+| why there is none                                    | a new request | one that was there |
 | none came yet, or crashed                            | pair_wait     | pair_wait          |
 | one says that it is starting                         | return_wait   | return_wait        |
 | drains, or left in order less than return_wait ago   | return_wait   | return_wait        |
 | silent: stopped, cut off, or away for a moment       | pair_wait     | return_wait        |
 
-Of each role that is missing; where both are, the shorter.
+Of each role that is missing; where both are, the shorter. There were those that have begun or stand in line.
 
 So a crash alone ends calls quickly, for whoever balances load can do better than wait for nobody; but where a supervisor starts
 the worker again, pair_wait is only the time until its successor has said so, long before it has loaded its model. A restart in
@@ -36,7 +36,7 @@ class PairWait:
         self, workers: Sequence[Worker], arrivals: Sequence[Arrival], *, asked_at: float, now: float, is_begun: bool
     ) -> float:
         """When to give up, in the clock's seconds. workers: registered and recently gone; arrivals: starting; asked_at: when the
-        wait began."""
+        wait began; is_begun: it was there before that."""
         there = {worker.role for worker in workers if worker.is_placeable}
         # A worker that does both is a pair alone, and where nobody knows of a prefill worker the next may be one; else it takes
         # one of each role, and what there is less hope for decides.

@@ -125,7 +125,7 @@ class RequestQueue:
     def changed(self) -> None:
         self._note_pace()
         for waiter in self._line.all():
-            self._watch(waiter)
+            self._watch(waiter, was_in_line=True)
         self._serve_soon()
 
     def reported(self) -> None:
@@ -175,19 +175,19 @@ class RequestQueue:
         text = f"waited {seconds:g} s for a worker with room, the limit (--queue-wait)"
         self._refuse(waiter, ResourceExhausted(text, retry_after=self.retry_after(), reason="waited_too_long"))
 
-    def _watch(self, waiter: Waiter) -> None:
-        """While no worker could ever take it, it waits no longer than the fleet says."""
+    def _watch(self, waiter: Waiter, *, was_in_line: bool = False) -> None:
+        """While no worker could ever take it, it waits no longer than the fleet says. was_in_line: while one could, perhaps."""
         has_seats = self._fleet.roster.seats(waiter.ask) is not None
         if waiter.search is None and not has_seats:
-            waiter.search = asyncio.create_task(self._search(waiter))
+            waiter.search = asyncio.create_task(self._search(waiter, is_begun=waiter.is_begun or was_in_line))
         elif waiter.search is not None and has_seats:
             # At once: whoever stands behind it is not to go first.
             waiter.search.cancel()
             waiter.search = None
 
-    async def _search(self, waiter: Waiter) -> None:
+    async def _search(self, waiter: Waiter, *, is_begun: bool) -> None:
         try:
-            await self._fleet.until_placeable(waiter.ask, is_begun=waiter.is_begun)
+            await self._fleet.until_placeable(waiter.ask, is_begun=is_begun)
         except PdserveError as error:
             waiter.search = None
             self._refuse(waiter, error)

@@ -40,6 +40,8 @@ class Workers:
         self.placer = Placer("least_load", seed=1)
         self._changed = asyncio.Event()
         self.given_up = asyncio.Event()
+        self.asked: list[bool] = []
+        """Whether each that waits for a worker to come was there before."""
 
     def listen(self, listener: Any) -> None:
         self._listener = listener
@@ -58,6 +60,7 @@ class Workers:
         return Roster(self.live)
 
     async def until_placeable(self, ask: Ask, *, is_begun: bool = False) -> None:
+        self.asked.append(is_begun)
         while self.roster.seats(ask) is None:
             waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self.given_up)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -115,6 +118,24 @@ async def test_whoever_leaves_lets_the_next_one_go() -> None:
     queue.reported()
     await asyncio.sleep(0)
     assert fate.went is not None and (gone.went, gone.error) == (None, None)
+
+
+async def test_who_was_in_line_when_the_last_worker_fell_silent_waits_for_it_like_those_that_have_begun() -> None:
+    p = worker("p", "prefill", queued_tokens=100)
+    workers = Workers(p, worker("d", "decode"))
+    queue = queue_of(workers)
+    (there, fate), (late, _) = waiter(), waiter()
+    queue.enter(there)
+    p.has_session = False
+    queue.changed()
+    queue.enter(late)
+    await asyncio.sleep(0)
+    assert workers.asked == [True, False]
+    p.has_session = True
+    p.report(WorkerLoad())
+    workers.join(worker("e", "decode"))
+    await asyncio.sleep(0)
+    assert fate.went is not None and there.search is None
 
 
 async def test_without_a_pair_it_waits_as_long_as_the_fleet_says() -> None:
