@@ -41,11 +41,13 @@ class Forecast:
         """The refusal of a newcomer that will not have its answer in time_left seconds; None if it may."""
         if self.wait is None or time_left is None or time_left < MIN_NOTICE_SECONDS:
             return None
-        if (expected := self.wait + self.service) * MARGIN <= time_left:
+        expected = self.wait + self.service
+        if (needed := expected * MARGIN) <= time_left:
             return None
         text = (
-            f"its deadline is in {time_left:.1f} s and its answer is expected in {expected:.1f} s: "
-            f"{self.prompts_ahead} prompts of {self.tokens_ahead} tokens are before it, for {self.wait:.1f} s"
+            f"its deadline is in {time_left:.1f} s and must be at least {needed:.1f} s away: its answer is expected in "
+            f"{expected:.1f} s, {self.wait:.1f} s of them for the {self.prompts_ahead} prompts of {self.tokens_ahead} tokens "
+            "before it"
         )
         return ResourceExhausted(text, retry_after=self.retry_after, reason="too_late")
 

@@ -30,7 +30,8 @@ def test_who_would_be_served_too_late_is_told_why_and_when_to_try_again() -> Non
     error = forecast(30.0, 2.0).why_not_wait(20.0)
     assert error is not None and error.retry_after == timedelta(seconds=30)
     assert str(error) == (
-        "its deadline is in 20.0 s and its answer is expected in 32.0 s: 7 prompts of 3000 tokens are before it, for 30.0 s"
+        "its deadline is in 20.0 s and must be at least 40.0 s away: its answer is expected in 32.0 s, 30.0 s of them for the "
+        "7 prompts of 3000 tokens before it"
     )
 
 
