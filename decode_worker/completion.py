@@ -15,7 +15,7 @@ from common.engine.pages import PagePool, pages_for
 from common.engine.prefix_cache import PrefixHandle
 from common.token_ids import with_id
 from common.work import TokenOut
-from decode_worker.order import Order, order_of
+from decode_worker.precedence import Precedence, precedence_of
 from decode_worker.states import State, Stateful
 from decode_worker.ticket import Ticket
 
@@ -30,7 +30,7 @@ class Completion(Stateful):
         self.own = own
         self.repeat: TokenOut | None = repeat
         self.in_flight = 0
-        self.order: Order = order_of(req)
+        self.precedence: Precedence = precedence_of(req)
         self._page_size = page_size
 
     @property

@@ -69,7 +69,7 @@ class Decoding:
         self.wake()
         for completion in completions:
             self._by_key[completion.req.key] = completion
-            bisect.insort(self._committed, completion, key=lambda other: other.order)
+            bisect.insort(self._committed, completion, key=lambda other: other.precedence)
 
     def drop(self, completion: Completion) -> None:
         """Ends it without a word to its router. What is in the air for it lands unread."""
@@ -140,7 +140,7 @@ class Decoding:
     def _join(self, completion: Completion) -> None:
         completion.move_to(State.RUNNING)
         self._committed.remove(completion)
-        bisect.insort(self._running, completion, key=lambda other: other.order)
+        bisect.insort(self._running, completion, key=lambda other: other.precedence)
         completion.req.table_idx = self._runner.page_table.take_row()
         self._runner.page_table.assign(completion.req.table_idx, 0, completion.pages)
 

@@ -63,7 +63,7 @@ class Reservations:
             if key in self._by_key:
                 raise AlreadyExists(f"work {key} already has a ticket")
         self._by_key.update(dict.fromkeys(ticket.keys, ticket))
-        bisect.insort(self._line, ticket, key=lambda waiting: waiting.order)
+        bisect.insort(self._line, ticket, key=lambda waiting: waiting.precedence)
         self.queued_tokens += len(ticket.ids) if ticket.is_local else 0
 
     def grant(self, now: float) -> None:

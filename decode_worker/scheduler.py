@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from decode_worker.order import Order
+from decode_worker.precedence import Precedence
 
 
 class Schedulable(Protocol):
     """What the scheduler asks of a completion."""
 
     @property
-    def order(self) -> Order: ...
+    def precedence(self) -> Precedence: ...
 
     @property
     def needs_page(self) -> bool: ...
@@ -47,8 +47,8 @@ def plan(running: Sequence[C], committed: Sequence[C], *, places: int, available
     oldest never gives way, so that somebody always advances: without a page it waits until one comes (from a ticket that is
     still being filled, or from quarantine).
     """
-    everybody = sorted([*running, *committed], key=lambda completion: completion.order)
-    taking_part = sorted([*running, *committed[:places]], key=lambda completion: completion.order)
+    everybody = sorted([*running, *committed], key=lambda completion: completion.precedence)
+    taking_part = sorted([*running, *committed[:places]], key=lambda completion: completion.precedence)
     step = Step[C]([], [], [])
     for completion in taking_part:
         if completion.needs_page:

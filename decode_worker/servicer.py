@@ -24,7 +24,7 @@ from decode_worker import commands
 from decode_worker.commit_wire import commit_from_pb
 from decode_worker.events import Failed, Holding, PrefillStarted, Retracted
 from decode_worker.outbox import Message
-from decode_worker.sessions import Order
+from decode_worker.sessions import RouterCommand
 from decode_worker.worker import DecodeWorker
 
 HELLO_SECONDS: Final = 10.0
@@ -48,12 +48,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         with worker.sessions.open(router_epoch) as session:
             opened = prefill_pb2.SessionOpened(worker_id=worker.worker_id)
             await context.write(decode_pb2.DecodeSessionResponse(opened=opened))
-            orders = self._orders(request_iterator, router_epoch, refuse=session.outbox.put)
-            await session.run(orders, on_order=worker.post, write=write)
+            said = self._commands(request_iterator, router_epoch, refuse=session.outbox.put)
+            await session.run(said, on_command=worker.post, write=write)
 
-    async def _orders(
+    async def _commands(
         self, requests: AsyncIterator[decode_pb2.DecodeSessionRequest], router_epoch: int, *, refuse: Callable[[Failed], None]
-    ) -> AsyncIterator[Order]:
+    ) -> AsyncIterator[RouterCommand]:
         """refuse: tells the router of a request that breaks its own rules."""
         async for request in requests:
             match request.WhichOneof("message"):

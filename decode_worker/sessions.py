@@ -12,8 +12,10 @@ from decode_worker.commands import Cancel, Inquire, Prefill, SessionClosed, Sess
 from decode_worker.events import Failed, Holding, PrefillStarted, Retracted, StepTokens
 from decode_worker.outbox import MAX_PENDING, Message, News, Outbox
 
-Order = Cancel | Prefill | Inquire
-Post = Callable[[SessionOpened | SessionClosed | Order], None]
+RouterCommand = Cancel | Prefill | Inquire
+"""What a router says on its stream."""
+
+Post = Callable[[SessionOpened | SessionClosed | RouterCommand], None]
 
 
 class Session:
@@ -30,13 +32,13 @@ class Session:
 
     async def run(
         self,
-        orders: AsyncIterator[Order],
+        said: AsyncIterator[RouterCommand],
         *,
-        on_order: Callable[[Order], None],
+        on_command: Callable[[RouterCommand], None],
         write: Callable[[Message], Awaitable[None]],
     ) -> None:
         """Until the router closes its side, or raising why not: a broken stream, or what end() was told."""
-        sides = [asyncio.create_task(_read(orders, on_order)), asyncio.create_task(_write(self.outbox, write))]
+        sides = [asyncio.create_task(_read(said, on_command)), asyncio.create_task(_write(self.outbox, write))]
         try:
             waited: list[asyncio.Future[Any]] = [*sides, self.ended]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -116,9 +118,9 @@ class Sessions:
             self._post(SessionClosed(session.router_epoch))
 
 
-async def _read(orders: AsyncIterator[Order], on_order: Callable[[Order], None]) -> None:
-    async for order in orders:
-        on_order(order)
+async def _read(said: AsyncIterator[RouterCommand], on_command: Callable[[RouterCommand], None]) -> None:
+    async for command in said:
+        on_command(command)
 
 
 async def _write(outbox: Outbox, write: Callable[[Message], Awaitable[None]]) -> None:

@@ -20,7 +20,7 @@ from common.engine.pages import pages_for
 from common.engine.prefix_cache import PrefixHandle
 from common.work_key import WorkKey
 from decode_worker.commands import Prefill, Reserve
-from decode_worker.order import Order, order_of
+from decode_worker.precedence import Precedence, precedence_of
 from decode_worker.states import State, Stateful
 
 
@@ -63,7 +63,7 @@ class Ticket(Stateful):
         self.due = asked.deadline if isinstance(asked, Prefill) else math.inf
         self.call_id = call_id
         self.room = Room.of(asked.req, page_size)
-        self.order: Order = order_of(asked.req)
+        self.precedence: Precedence = precedence_of(asked.req)
         self.cancelled: set[WorkKey] = set()
         self.handle: PrefixHandle
         self.page_ids: list[int] = []

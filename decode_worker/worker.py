@@ -22,7 +22,7 @@ from decode_worker import commands, events
 from decode_worker.description import DecodeDescription
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.senders import Senders
-from decode_worker.sessions import Order, Sessions
+from decode_worker.sessions import RouterCommand, Sessions
 from decode_worker.ticket_names import TicketNames
 from decode_worker.traces import Traces
 
@@ -145,7 +145,7 @@ class DecodeWorker:
         self.traces.released(command.ticket)
         await self._engine.call(command)
 
-    def post(self, command: commands.SessionOpened | commands.SessionClosed | Order) -> None:
+    def post(self, command: commands.SessionOpened | commands.SessionClosed | RouterCommand) -> None:
         self.traces.asked(command)
         self._engine.post(command)
 

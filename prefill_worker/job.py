@@ -33,7 +33,7 @@ class Job(Stateful, Prompt):
         return self.req.key
 
     @property
-    def order(self) -> tuple[int, int, int, int]:
+    def precedence(self) -> tuple[int, int, int, int]:
         """Who goes first: priority, then arrival at the router; never equal for two jobs."""
         return (-self.req.priority, self.req.uid, self.req.router_epoch, self.req.attempt)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from operator import attrgetter
 
 from prefill_worker.job import Job
 
 
 class Waiting:
-    """Strictly in Job.order: whoever is first keeps the others waiting, so that a large prompt is not starved by small ones."""
+    """By Job.precedence alone: whoever is first keeps the others waiting, so that a large prompt is not starved by small ones."""
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
@@ -17,17 +18,16 @@ class Waiting:
         return len(self._jobs)
 
     def add(self, job: Job) -> None:
-        insort(self._jobs, job, key=_order)
+        insort(self._jobs, job, key=_precedence)
 
     def first(self) -> Job | None:
         return self._jobs[0] if self._jobs else None
 
     def remove(self, job: Job) -> None:
         """Raises AssertionError unless the job is here."""
-        at = bisect_left(self._jobs, job.order, key=_order)
+        at = bisect_left(self._jobs, job.precedence, key=_precedence)
         assert self._jobs[at] is job, f"{job.key} is not waiting"
         del self._jobs[at]
 
 
-def _order(job: Job) -> tuple[int, int, int, int]:
-    return job.order
+_precedence = attrgetter("precedence")

@@ -87,7 +87,7 @@ class Attempts:
     def sender_lost(self, completion: Completion, error: PdserveError) -> None:
         self._inquiries.begin(completion, error)
 
-    def answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
+    def inquiry_answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
         if completion.stage is not Stage.PREFILL:
             return  # Its tokens came first.
         if is_committed:

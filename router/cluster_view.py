@@ -87,7 +87,7 @@ def _worker_to_pb(worker: Worker, now: float) -> pb2.Worker:
         has_session=worker.has_session,
         last_report_ms=_ms(now - worker.reported_at),
         registered_ms=_ms(now - worker.joined_at),
-        in_flight=worker.ours[1],
+        in_flight=worker.ours.completions,
         attempts=worker.attempts,
         attempts_failed=worker.attempts_failed,
         lost_ms=None if worker.lost_at is None else _ms(now - worker.lost_at),

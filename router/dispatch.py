@@ -26,7 +26,7 @@ class WorkEvents(Protocol):
     def sender_lost(self, completion: Completion, error: PdserveError) -> None:
         """Its prefill worker is gone before the hand-off was told; its decode worker may have it."""
 
-    def answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
+    def inquiry_answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
         """By the decode worker that was asked after it."""
 
     def retracted(self, completion: Completion) -> None:
@@ -74,7 +74,7 @@ class Dispatch:
                 self._started(message.started)
             case "holding":
                 if (entry := self._find(message.holding)) is not None:
-                    entry[1].answered(entry[0], is_committed=message.holding.committed, now=time.monotonic())
+                    entry[1].inquiry_answered(entry[0], is_committed=message.holding.committed, now=time.monotonic())
             case "retracted":
                 if (entry := self._find(message.retracted)) is not None:
                     entry[1].retracted(entry[0])

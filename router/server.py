@@ -97,14 +97,14 @@ class Router:
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY), others=self._security.services)
         keys = CallerKeys(session=config.session_key, tenant=config.tenant_key)
         view = ClusterView(fleet=self.fleet, admission=self.admission, queue=self.queue, dispatch=self.dispatch, metrics=metrics)
-        self._generation = GenerationServicer(pipeline, model=model, fleet=self.fleet, caller_keys=keys, view=view)
+        self._generation_servicer = GenerationServicer(pipeline, model=model, fleet=self.fleet, caller_keys=keys, view=view)
         self._readiness: Readiness
-        self._registration = RegistryServicer(self.registry, epoch=epoch, silence=config.worker_silence)
+        self._registry_servicer = RegistryServicer(self.registry, epoch=epoch, silence=config.worker_silence)
 
     async def start(self) -> Address:
         """Listens; returns the bound address. Raises StartError."""
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, self._server)
-        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registration, self._server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation_servicer, self._server)
+        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registry_servicer, self._server)
         address = await self._security.bind(self._server, self._listen)
         self._readiness = Readiness(self.fleet, self._health, address=address)
         self.registry.listen(self._readiness)
@@ -126,7 +126,7 @@ class Router:
         for ticket in self.admission.tickets():
             ticket.end(error)
         await self._drain(LAST_STATUSES)
-        self._registration.close()
+        self._registry_servicer.close()
         await self.fleet.close()
 
     async def _drain(self, time_left: timedelta) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from common.work import Role, WorkerLoad, WorkerProfile
 from router.fleet.circuit import Breaker, Circuit
@@ -37,6 +38,14 @@ class Coming:
 
     requests: int = 0
     pages: int = 0
+
+
+class Ours(NamedTuple):
+    """This router's part in what a worker has; nothing while it has nothing there. tokens: prompt tokens to compute."""
+
+    tokens: int
+    completions: int
+    pages: int
 
 
 @dataclass(eq=False)
@@ -109,9 +118,8 @@ class Worker:
         return round(self.completions.value) + self.coming.requests
 
     @property
-    def ours(self) -> tuple[int, int, int]:
-        """This router's part in its prompt tokens, completions and pages; nothing while it has nothing there."""
-        return self.tokens.ours, self.completions.ours + self.coming.requests, self.pages.ours + self.coming.pages
+    def ours(self) -> Ours:
+        return Ours(self.tokens.ours, self.completions.ours + self.coming.requests, self.pages.ours + self.coming.pages)
 
     @property
     def queued_tokens(self) -> int:

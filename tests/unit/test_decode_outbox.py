@@ -84,7 +84,7 @@ class Stream:
         self.told.append(message)
 
     async def run(self, session: Session) -> None:
-        await session.run(self.incoming(), on_order=self.ordered.append, write=self.write)
+        await session.run(self.incoming(), on_command=self.ordered.append, write=self.write)
 
 
 async def test_a_session_passes_events_out_and_cancels_in_until_the_router_closes_it() -> None:

@@ -16,7 +16,7 @@ class One:
     needs_page: bool = False
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def precedence(self) -> tuple[int, int, int]:
         return (0, self.uid, 0)
 
 
@@ -50,15 +50,15 @@ def test_the_oldest_is_never_retracted_but_waits() -> None:
 def test_retracting_until_a_plan_comes_always_ends_with_the_oldest_served_first(
     everybody: list[One], running: int, max_running: int, available: int
 ) -> None:
-    everybody = sorted(everybody, key=lambda one: one.order)
+    everybody = sorted(everybody, key=lambda one: one.precedence)
     running = min(running, max_running, len(everybody))
     batch, committed = everybody[:running], everybody[running:]
     while isinstance(step := plan(batch, committed, places=max_running - len(batch), available=available), Retract):
-        assert step.victim == max([*batch, *committed], key=lambda one: one.order)
+        assert step.victim == max([*batch, *committed], key=lambda one: one.precedence)
         assert len(batch) + len(committed) > 1
         batch, committed = ([one for one in side if one != step.victim] for side in (batch, committed))
         available += 1
     assert len(step.grow) <= available
     assert len(step.batch) <= max_running
-    assert step.batch == sorted(step.batch, key=lambda one: one.order)
+    assert step.batch == sorted(step.batch, key=lambda one: one.precedence)
     assert not step.starved or (len(batch) + len(committed) == 1 and not step.batch)

@@ -38,7 +38,7 @@ class Record:
     def sender_lost(self, completion: Completion, error: Any) -> None:
         self.told.append(("sender lost", str(error)))
 
-    def answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
+    def inquiry_answered(self, completion: Completion, *, is_committed: bool, now: float) -> None:
         self.told.append(("answered", is_committed))
 
     def retracted(self, completion: Completion) -> None: ...
