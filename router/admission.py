@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from common.errors import AlreadyExists, PdserveError, ResourceExhausted, Unavailable
-
-T = TypeVar("T")
+from router.stay import Stay
 
 
 class WaitingLine(Protocol):
@@ -38,7 +35,7 @@ class Admission:
         self.max_queue = max_queue
         self.max_in_flight = max_in_flight
         self._line = line
-        self._inside: dict[tuple[str, str], Ticket] = {}
+        self._inside: dict[tuple[str, str], Stay] = {}
         """By client and request id: clients choose ids without knowing of each other."""
         self._queued = 0
         self.let_in = 0
@@ -79,7 +76,7 @@ class Admission:
         if self._is_queue_full and not self._line.would_displace(priority, tenant):
             raise self._queue_full()
 
-    def enter(self, request_id: str, *, client: str = "", priority: int = 0, tenant: str = "") -> Ticket:
+    def enter(self, request_id: str, *, client: str = "", priority: int = 0, tenant: str = "") -> Stay:
         """client: among whose requests the name must be the only one. Raises Unavailable when closed, AlreadyExists for a name in
         use, ResourceExhausted naming the full limit."""
         self._check_bounds()
@@ -87,10 +84,10 @@ class Admission:
             raise AlreadyExists(f"request_id {request_id!r} is in use by a running request")
         if self._is_queue_full and not self._line.displace(priority, tenant, full := self._queue_full()):
             raise full
-        ticket = self._inside[client, request_id] = Ticket(self, request_id, client)
+        stay = self._inside[client, request_id] = Stay(request_id, client, on_started=self._started, on_left=self._leave)
         self._queued += 1
         self.let_in += 1
-        return ticket
+        return stay
 
     async def left(self, request_id: str, *, client: str = "", within_seconds: float) -> None:
         """Returns once the name is free, or so long after. A cancelled call holds its name until its task has been told, which
@@ -101,10 +98,10 @@ class Admission:
                 async with asyncio.timeout(within_seconds):
                     await holder.left.wait()
 
-    def find(self, request_id: str, *, client: str = "") -> Ticket | None:
+    def find(self, request_id: str, *, client: str = "") -> Stay | None:
         return self._inside.get((client, request_id))
 
-    def tickets(self) -> list[Ticket]:
+    def stays(self) -> list[Stay]:
         return list(self._inside.values())
 
     @property
@@ -132,69 +129,12 @@ class Admission:
             self._emptied.clear()
             await self._emptied.wait()
 
-    def _leave(self, ticket: Ticket) -> None:
-        del self._inside[ticket.client, ticket.request_id]
-        ticket.left.set()
+    def _leave(self, stay: Stay) -> None:
+        del self._inside[stay.client, stay.request_id]
         if not self._inside:
             self._emptied.set()
-        if ticket.is_queued:
+        if stay.is_queued:
             self._queued -= 1
 
     def _started(self) -> None:
         self._queued -= 1
-
-
-class Ticket:
-    """One request's place, and the handle by which others end it. Leaving the with block gives place and name back."""
-
-    def __init__(self, admission: Admission, request_id: str, client: str) -> None:
-        self.request_id = request_id
-        self.client = client
-        self.is_queued = True
-        self.left = asyncio.Event()
-        self._admission = admission
-        self._end: Callable[[PdserveError | None], None] | None = None
-        self._asked: list[PdserveError | None] = []
-        self._preparing: asyncio.Timeout | None = None
-
-    def started(self) -> None:
-        """The first token is there. Idempotent."""
-        if self.is_queued:
-            self.is_queued = False
-            self._admission._started()
-
-    def attach(self, end: Callable[[PdserveError | None], None]) -> None:
-        """Says how to end the request; whoever asked for it before gets it now."""
-        self._end = end
-        for error in self._asked:
-            end(error)
-
-    def end(self, error: PdserveError | None) -> None:
-        """Ends the request: by the client's Abort (None), or with this status."""
-        if self._end is not None:
-            self._end(error)
-            return
-        self._asked.append(error)
-        if self._preparing is not None and not self._preparing.expired():  # Else somebody has asked a moment ago.
-            self._preparing.reschedule(asyncio.get_running_loop().time())
-
-    async def unless_ended(self, preparing: Awaitable[T]) -> T | None:
-        """What is awaited; None as soon as the request is aborted meanwhile. Raises the status it is ended with meanwhile."""
-        self._preparing = asyncio.timeout(None)
-        try:
-            async with self._preparing:
-                return await preparing
-        except TimeoutError:
-            if not self._preparing.expired():
-                raise
-        finally:
-            self._preparing = None
-        if (error := self._asked[0]) is not None:
-            raise error
-        return None
-
-    def __enter__(self) -> Ticket:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._admission._leave(self)

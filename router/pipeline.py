@@ -22,7 +22,7 @@ from common.errors import PdserveError
 from common.logs import About, bind
 from common.rpc.gen.pdserve.v1 import generation_pb2
 from common.tracing import Tracing
-from router.admission import Admission, Ticket
+from router.admission import Admission
 from router.attempt import Work
 from router.attempts import Attempts
 from router.caller import Caller
@@ -37,6 +37,7 @@ from router.queueing.request_queue import RequestQueue
 from router.request.valid_request import MAX_ID_BYTES, Limits, ValidRequest
 from router.request.validation import check_prompt, validate
 from router.served_model import ServedModel
+from router.stay import Stay
 from router.stopwatch import Stopwatch
 from router.text.output import Output, bytes_per_token
 from router.text.text_stream import TextStream
@@ -100,14 +101,14 @@ class Pipeline:
             request = validate(pb, self.limits)
             about.request_id = name = request.request_id or f"req-{self._rng.getrandbits(64):016x}"
             await self._admission.left(name, client=caller.client, within_seconds=GOODBYE_SECONDS)
-            with self._admission.enter(name, client=caller.client, priority=request.priority, tenant=caller.tenant) as ticket:
+            with self._admission.enter(name, client=caller.client, priority=request.priority, tenant=caller.tenant) as stay:
                 n = request.n
-                journey = await ticket.unless_ended(self._prepare(request, ticket, caller, trace))
+                journey = await stay.unless_ended(self._prepare(request, stay, caller, trace))
                 del request  # Its list of ids would be the largest thing a long stream holds.
                 if journey is None:
                     await _say_aborted(write, name, n=n, arrived_at=caller.arrived_at)
                 else:
-                    await journey.run(write, on_first_token=ticket.started)
+                    await journey.run(write, on_first_token=stay.started)
         except PdserveError as error:
             outcome = error.status.name
             if journey is None or not journey.is_placed:
@@ -129,14 +130,14 @@ class Pipeline:
     def abort(self, request_id: str, *, client: str | None) -> bool:
         """client: whose requests may be meant; None: anybody's. False: no running request of theirs has this id."""
         if client is None:
-            tickets = [ticket for ticket in self._admission.tickets() if ticket.request_id == request_id]
+            stays = [stay for stay in self._admission.stays() if stay.request_id == request_id]
         else:
-            tickets = [ticket for ticket in [self._admission.find(request_id, client=client)] if ticket is not None]
-        for ticket in tickets:
-            ticket.end(None)
-        return bool(tickets)
+            stays = [stay for stay in [self._admission.find(request_id, client=client)] if stay is not None]
+        for stay in stays:
+            stay.end(None)
+        return bool(stays)
 
-    async def _prepare(self, request: ValidRequest, ticket: Ticket, caller: Caller, trace: RequestTrace) -> Journey:
+    async def _prepare(self, request: ValidRequest, stay: Stay, caller: Caller, trace: RequestTrace) -> Journey:
         """From a valid request to a journey that can run."""
         prompt = await self._model.read(request.prompt, rule=self.limits.prompt_length)
         check_prompt(prompt, self.limits)
@@ -145,9 +146,9 @@ class Pipeline:
         if self._fleet.capacity.pair_pages is None:
             await self._fleet.until_placeable(ANY)  # Before that nobody knows the pools.
             check_prompt(prompt, self.limits)
-        work = self._work(request, ticket.request_id, prompt, caller, trace)
+        work = self._work(request, stay.request_id, prompt, caller, trace)
         journey = self._journey(request, work, caller.arrived_at)
-        ticket.attach(journey.end)
+        stay.attach(journey.end)
         self._metrics.prompt(len(prompt))
         return journey
 

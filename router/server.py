@@ -123,8 +123,8 @@ class Router:
         self.admission.close("the router is shutting down")
         await self._drain(self._grace)
         error = Unavailable(f"the router is shutting down and its grace of {self._grace.total_seconds():g} s is over")
-        for ticket in self.admission.tickets():
-            ticket.end(error)
+        for stay in self.admission.stays():
+            stay.end(error)
         await self._drain(LAST_STATUSES)
         self._registry_servicer.close()
         await self.fleet.close()

@@ -62,12 +62,12 @@ def test_clients_choose_names_without_knowing_of_each_other() -> None:
 
 def test_the_queue_is_bounded_and_a_first_token_makes_room() -> None:
     admission = Admission(line=Nobody(), max_queue=2, max_in_flight=3)
-    tickets = [admission.enter(name) for name in "ab"]
+    stays = [admission.enter(name) for name in "ab"]
     with pytest.raises(ResourceExhausted, match=r"2 requests wait.*limit is 2 \(--max-queue\); try again in 7 s") as full:
         admission.enter("c")
     assert full.value.retry_after == timedelta(seconds=7)
-    tickets[0].started()
-    tickets[0].started()
+    stays[0].started()
+    stays[0].started()
     assert (admission.queued, admission.streaming) == (1, 1)
     third = admission.enter("c")
     third.started()
@@ -102,11 +102,11 @@ def test_closed_means_nobody_gets_in() -> None:
 
 
 def test_an_end_asked_for_before_there_was_anything_to_end_is_not_forgotten() -> None:
-    ticket = Admission(line=Nobody(), max_queue=1, max_in_flight=1).enter("a")
+    stay = Admission(line=Nobody(), max_queue=1, max_in_flight=1).enter("a")
     ends: list[PdserveError | None] = []
-    ticket.end(None)
-    ticket.attach(ends.append)
-    ticket.end(Unavailable("x"))
+    stay.end(None)
+    stay.attach(ends.append)
+    stay.end(Unavailable("x"))
     assert ends[0] is None and str(ends[1]) == "x"
 
 
@@ -119,13 +119,13 @@ async def test_what_is_prepared_is_given_up_as_soon_as_its_request_is_ended() ->
 
     assert await admission.enter("a").unless_ended(preparing(0)) == "made"
     for name, error in (("b", None), ("c", Unavailable("the grace is over"))):
-        ticket = admission.enter(name)
-        waiting = asyncio.create_task(ticket.unless_ended(preparing(60)))
+        stay = admission.enter(name)
+        waiting = asyncio.create_task(stay.unless_ended(preparing(60)))
         await asyncio.sleep(0)
-        ticket.end(error)
-        ticket.end(None)
+        stay.end(error)
+        stay.end(None)
         await asyncio.sleep(0)
-        ticket.end(None)  # While the first is being carried out.
+        stay.end(None)  # While the first is being carried out.
         if error is None:
             assert await asyncio.wait_for(waiting, 5) is None
         else:
@@ -137,9 +137,9 @@ async def test_a_timeout_of_what_is_prepared_is_no_end_of_its_request() -> None:
     async def timing_out() -> None:
         raise TimeoutError("its own")
 
-    ticket = Admission(line=Nobody(), max_queue=5, max_in_flight=5).enter("a")
+    stay = Admission(line=Nobody(), max_queue=5, max_in_flight=5).enter("a")
     with pytest.raises(TimeoutError, match="its own"):
-        await ticket.unless_ended(timing_out())
+        await stay.unless_ended(timing_out())
 
 
 async def test_empty_returns_when_the_last_one_left() -> None:
