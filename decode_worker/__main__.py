@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from common import early_end
+
+    early_end.begin()
+
 from common.config import parse_config
 from common.engine.threads import limit_spinning
 from common.logs import configure

@@ -25,15 +25,20 @@ class Child:
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], *, env: dict[str, str], show: Callable[[str], None]) -> Child:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "deploy.tied", str(os.getpid()), *command),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | env | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-            limit=LONGEST_LINE,
-        )
+        # Inherited: also before deploy.tied holds it back itself, a Ctrl-C waits until the process hears it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "deploy.tied", str(os.getpid()), *command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=os.environ | env | {"PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+                limit=LONGEST_LINE,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return cls(name, process, show)
 
     def interrupt(self) -> None:

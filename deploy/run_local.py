@@ -6,19 +6,24 @@ End:   Ctrl-C, or one process ends -> each gets exactly one SIGINT -> all have e
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from common import early_end
+
+    early_end.begin()
+
 import argparse
 import asyncio
 import os
 import shlex
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 
 from common.address import Address
 from common.errors import StartError
 from common.log_output import hold_standard_streams
 from common.model_dir import ModelDir
+from common.rpc.process import end_now
 from common.rpc.server import check_free
 from deploy.cluster import Cluster
 from deploy.cluster_plan import Command, Options, place, plan
@@ -95,4 +100,5 @@ async def _run(commands: Sequence[Command], router: Address) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    early_end.over()
+    end_now(main())

@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from common import early_end
+
+    early_end.begin()
+
 import argparse
 import asyncio
 import sys
@@ -168,4 +173,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    early_end.over()
     sys.exit(main())

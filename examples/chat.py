@@ -5,6 +5,11 @@ Ctrl-C stops an answer, /reset forgets the conversation, /quit or Ctrl-D leaves.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from common import early_end
+
+    early_end.begin()
+
 import argparse
 import asyncio
 import signal
@@ -131,4 +136,5 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
+    early_end.over()
     sys.exit(asyncio.run(main()))

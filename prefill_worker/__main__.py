@@ -5,6 +5,11 @@ It joins the routers it is told of and takes what they submit; start-up order do
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from common import early_end
+
+    early_end.begin()
+
 from common.config import parse_config
 from common.engine.threads import limit_spinning
 from common.logs import configure

@@ -5,6 +5,11 @@ Workers find it by themselves (--router of theirs); it starts without any and is
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from common import early_end
+
+    early_end.begin()
+
 from common.config import parse_config
 from common.logs import configure
 from common.rpc.process import run_process

@@ -94,6 +94,28 @@ def test_more_clients_than_the_usual_number_of_files_are_served(tiny: Path) -> N
             assert len(one.recv(9)) == 9, "HTTP/2 begins with the server's settings"
 
 
+@pytest.mark.parametrize("module", ["router", "prefill_worker", "decode_worker", "deploy.run_local"])
+def test_lif_03_a_program_told_to_stop_while_it_imports_what_it_needs_ends_at_once_and_well(tmp_path: Path, module: str) -> None:
+    (tmp_path / "uvloop.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    args = [] if module == "deploy.run_local" else ["--model", "."]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with subprocess.Popen(
+            [sys.executable, "-m", module, *args],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == "importing\n"
+                process.send_signal(number)
+                assert process.wait(20) == 0 and process.stdout.read() == ""
+            finally:
+                process.kill()
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_worker_told_to_stop_while_it_starts_ends_at_once_and_well(
