@@ -180,7 +180,7 @@ class Attempts:
             member.begin(attempt)
             self._dispatch.add(member, self)
         submit = attempt.message(self._work, deadline_ms)
-        for worker in filter(None, set(pair)):
+        for worker in pair.workers:
             worker.attempts += 1
         self._metrics.attempt_begun(members[0].restart or "first")
         log.debug("attempt %d is on %s", attempt.number, " and ".join(sorted(pair.ids)), extra=members[0].extra)
@@ -226,24 +226,15 @@ class Attempts:
 
     def _note_answer(self, completion: Completion) -> None:
         """Not of what a fault has held up: it is not how long answers take."""
-        if (first := completion.first_token_at) is not None and not completion.failures:
-            joined = max(first, completion.handed_off_at or first)
-            second = max(joined, completion.second_token_at or joined)
-            self._queue.answered(
-                tokens=len(completion.token_ids),
-                handoff_seconds=joined - first,
-                place_seconds=second - joined,
-                seconds=time.monotonic() - second,
-            )
+        if not completion.failures and (answer := completion.answer(time.monotonic())) is not None:
+            self._queue.answered(answer)
 
     def _tell_workers(self, completion: Completion) -> None:
         """Cancels its current attempt on each worker that has a part in it."""
         if (attempt := completion.attempt) is None:
             return
-        for worker in dict.fromkeys(attempt.pair):
-            if worker is None or not attempt.is_on(worker, completion.stage):
-                continue
-            if (session := self._fleet.session(worker)) is not None:
+        for worker in attempt.pair.workers:
+            if attempt.is_on(worker, completion.stage) and (session := self._fleet.session(worker)) is not None:
                 session.cancel(completion.uid, attempt.number)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from common.logs import about
 from common.rpc.gen.pdserve.v1 import work_pb2
 from common.work import FinishReason
+from router.queueing.answers import Answer
 from router.text.output import Output
 
 if TYPE_CHECKING:
@@ -100,6 +101,14 @@ class Completion:
         self.attempt = None
         self.attempt_number = 0
         self._held.clear()
+
+    def answer(self, now: float) -> Answer | None:
+        """What its answer has been like, if it ends now; None without a token."""
+        if (first := self.first_token_at) is None:
+            return None
+        joined = max(first, self.handed_off_at or first)
+        second = max(joined, self.second_token_at or joined)
+        return Answer(len(self.token_ids), joined - first, second - joined, now - second)
 
     def deliver(self, token: work_pb2.Token, now: float) -> None:
         """A token of the current attempt, from either worker. Doubles are dropped, later ones wait for the gap to close."""

@@ -5,10 +5,22 @@ first token --hand-off--> at the decode worker --a place in its batch--> second 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 WEIGHT = 0.05
 """Of the newest answer in the means; of the first ones more, so that all count alike."""
 LONGEST_HANDOFF_SECONDS = 1.0
 """A hand-off counts for no more: a transfer that stalls is a fault, which says nothing of the next one's."""
+
+
+class Answer(NamedTuple):
+    """One that has ended. handoff_seconds: from its first token until its decode worker had it; place_seconds: from there to the
+    second; rest_seconds: from there to the last. Of a single token they do not count."""
+
+    tokens: int
+    handoff_seconds: float
+    place_seconds: float
+    rest_seconds: float
 
 
 class Answers:
@@ -17,15 +29,14 @@ class Answers:
     def __init__(self) -> None:
         self._tokens, self._handoff, self._place, self._gap = Mean(), Mean(), Mean(), Mean()
 
-    def note(self, *, tokens: int, handoff_seconds: float, place_seconds: float, seconds: float) -> None:
-        """One has ended that no fault has held up: so many tokens. handoff_seconds: from its first until its decode worker had
-        it; place_seconds: from there to the second; seconds: from there to the last. Of a single token they do not count."""
-        self._tokens.note(tokens)
-        if tokens > 1:
-            self._handoff.note(min(handoff_seconds, LONGEST_HANDOFF_SECONDS))
-            self._place.note(place_seconds)
-        if tokens > 2:
-            self._gap.note(seconds / (tokens - 2))
+    def note(self, answer: Answer) -> None:
+        """answer: one that no fault has held up."""
+        self._tokens.note(answer.tokens)
+        if answer.tokens > 1:
+            self._handoff.note(min(answer.handoff_seconds, LONGEST_HANDOFF_SECONDS))
+            self._place.note(answer.place_seconds)
+        if answer.tokens > 2:
+            self._gap.note(answer.rest_seconds / (answer.tokens - 2))
 
     def expected_seconds(self, limit: int) -> float:
         """From the first token to the last of an answer of at most so many tokens; 0 while none is known."""

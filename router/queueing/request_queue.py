@@ -16,7 +16,7 @@ from common.errors import PdserveError, ResourceExhausted
 from router.fleet.fleet import ANY, Fleet
 from router.fleet.pace import Pace
 from router.fleet.workers import Worker
-from router.queueing.answers import Answers
+from router.queueing.answers import Answer, Answers
 from router.queueing.forecast import Forecast
 from router.queueing.line import Line
 from router.queueing.room import RoomRule
@@ -112,9 +112,9 @@ class RequestQueue:
         self._pace = Pace()
         self._note_pace()
 
-    def answered(self, *, tokens: int, handoff_seconds: float, place_seconds: float, seconds: float) -> None:
-        """An answer has ended, as Answers.note says."""
-        self._answers.note(tokens=tokens, handoff_seconds=handoff_seconds, place_seconds=place_seconds, seconds=seconds)
+    def answered(self, answer: Answer) -> None:
+        """An answer has ended that no fault has held up."""
+        self._answers.note(answer)
 
     def joined(self, worker: Worker) -> None:
         pass

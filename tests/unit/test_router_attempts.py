@@ -21,6 +21,7 @@ from router.fleet.circuits import Circuits
 from router.fleet.placement import Pair
 from router.fleet.registry import Registry
 from router.metrics import RouterMetrics
+from router.queueing.answers import Answer
 from router.queueing.waiter import Place, Waiter
 from router.text.output import Output
 from router.traces import UNTRACED, RequestTrace
@@ -59,8 +60,8 @@ class OneTurn:
     def held_up(self) -> None:
         self.times_held_up += 1
 
-    def answered(self, *, tokens: int, handoff_seconds: float, place_seconds: float, seconds: float) -> None:
-        self.answers.append(tokens)
+    def answered(self, answer: Answer) -> None:
+        self.answers.append(answer.tokens)
 
 
 class NoSessions:

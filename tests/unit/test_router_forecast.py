@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from common.errors import DeadlineExceeded, ResourceExhausted
-from router.queueing.answers import Answers
+from router.queueing.answers import Answer, Answers
 from router.queueing.forecast import Forecast
 
 pytestmark = pytest.mark.unit
@@ -57,24 +57,24 @@ def test_answers_are_expected_to_be_like_the_last_ones_and_never_longer_than_ask
     answers = Answers()
     assert answers.expected_seconds(100) == 0
     for _ in range(3):
-        answers.note(tokens=11, handoff_seconds=0.0, place_seconds=0.5, seconds=4.5)
+        answers.note(Answer(tokens=11, handoff_seconds=0.0, place_seconds=0.5, rest_seconds=4.5))
     assert answers.expected_seconds(100) == pytest.approx(5.0)
     assert answers.expected_seconds(5) == pytest.approx(2.0)
     assert answers.expected_seconds(1) == 0
     for _ in range(200):
-        answers.note(tokens=1, handoff_seconds=0.0, place_seconds=0.0, seconds=0.0)
+        answers.note(Answer(tokens=1, handoff_seconds=0.0, place_seconds=0.0, rest_seconds=0.0))
     assert answers.expected_seconds(100) == pytest.approx(0, abs=0.01)
 
 
 def test_answers_of_one_token_say_nothing_of_the_time_between_tokens() -> None:
     answers = Answers()
     for _ in range(30):
-        answers.note(tokens=1, handoff_seconds=0.0, place_seconds=0.0, seconds=0.0)
+        answers.note(Answer(tokens=1, handoff_seconds=0.0, place_seconds=0.0, rest_seconds=0.0))
     for _ in range(200):
-        answers.note(tokens=11, handoff_seconds=0.0, place_seconds=0.5, seconds=4.5)
+        answers.note(Answer(tokens=11, handoff_seconds=0.0, place_seconds=0.5, rest_seconds=4.5))
     few = Answers()
-    few.note(tokens=1, handoff_seconds=0.0, place_seconds=0.0, seconds=0.0)
-    few.note(tokens=11, handoff_seconds=0.0, place_seconds=0.5, seconds=4.5)
+    few.note(Answer(tokens=1, handoff_seconds=0.0, place_seconds=0.0, rest_seconds=0.0))
+    few.note(Answer(tokens=11, handoff_seconds=0.0, place_seconds=0.5, rest_seconds=4.5))
     assert few.expected_seconds(6) == pytest.approx(5 * 0.5), "6 tokens on average, half a second apart"
     assert answers.expected_seconds(100) == pytest.approx(5.0, rel=0.01)
 
@@ -82,17 +82,17 @@ def test_answers_of_one_token_say_nothing_of_the_time_between_tokens() -> None:
 def test_a_hand_off_that_stalled_says_little_of_the_next_answers() -> None:
     answers = Answers()
     for _ in range(20):
-        answers.note(tokens=5, handoff_seconds=0.1, place_seconds=0.1, seconds=0.3)
+        answers.note(Answer(tokens=5, handoff_seconds=0.1, place_seconds=0.1, rest_seconds=0.3))
     assert answers.expected_seconds(100) == pytest.approx(0.5)
     for _ in range(5):
-        answers.note(tokens=5, handoff_seconds=30.0, place_seconds=0.1, seconds=0.3)
+        answers.note(Answer(tokens=5, handoff_seconds=30.0, place_seconds=0.1, rest_seconds=0.3))
     assert answers.expected_seconds(5) < 0.75 and answers.expected_seconds(100) < 0.75
     assert answers.expected_seconds(1) == 0, "its only token is its first"
 
 
 def test_the_wait_for_a_place_in_the_batch_is_one_and_not_one_for_each_token() -> None:
     answers = Answers()
-    answers.note(tokens=2, handoff_seconds=0.0, place_seconds=10.0, seconds=0.0)
-    answers.note(tokens=202, handoff_seconds=0.0, place_seconds=10.0, seconds=4.0)
+    answers.note(Answer(tokens=2, handoff_seconds=0.0, place_seconds=10.0, rest_seconds=0.0))
+    answers.note(Answer(tokens=202, handoff_seconds=0.0, place_seconds=10.0, rest_seconds=4.0))
     assert answers.expected_seconds(2) == pytest.approx(10.0)
     assert answers.expected_seconds(102) == pytest.approx(12.0)

@@ -15,6 +15,7 @@ from router.fleet.placement import Ask
 from router.fleet.policies import Placer
 from router.fleet.roster import Roster
 from router.fleet.workers import Worker
+from router.queueing.answers import Answer
 from router.queueing.request_queue import LOOKAHEAD, RequestQueue
 from router.queueing.room import RoomRule
 from tests.helpers.eventually import eventually
@@ -241,7 +242,7 @@ async def test_a_request_that_cannot_meet_its_deadline_is_refused_once_the_pace_
     (urgent, first) = waiter(10, deadline=9.0, priority=1)
     queue.enter(urgent)
     assert first.error is None, "only what goes before it counts"
-    queue.answered(tokens=11, handoff_seconds=0.0, place_seconds=0.5, seconds=4.5)
+    queue.answered(Answer(tokens=11, handoff_seconds=0.0, place_seconds=0.5, rest_seconds=4.5))
     (talkative, second) = waiter(10, deadline=9.0, priority=1, output_tokens=20)
     queue.enter(talkative)
     assert second.error is not None, "and its answer, which will take as long as others took"
@@ -253,7 +254,7 @@ async def test_whose_turn_comes_too_late_is_refused_and_the_next_one_goes() -> N
     clock = Clock()
     p = worker("p", "prefill", queued_tokens=100)
     queue = queue_of(Workers(p, worker("d", "decode")), clock=clock)
-    queue.answered(tokens=11, handoff_seconds=0.0, place_seconds=0.5, seconds=4.5)
+    queue.answered(Answer(tokens=11, handoff_seconds=0.0, place_seconds=0.5, rest_seconds=4.5))
     (late, refused), (begun, goes), (other, goes_too) = (
         waiter(deadline=7.0, output_tokens=20),
         waiter(deadline=7.0, output_tokens=20, is_begun=True),
