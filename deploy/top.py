@@ -14,20 +14,22 @@ import argparse
 import asyncio
 import sys
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import StartError
+from common import interactive
 from common.rpc.client_options import ClientOptions, add_client_options
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
 
 CALL_SECONDS = 5.0
+MIN_INTERVAL, MAX_INTERVAL = 0.1, 3600.0
 PLAIN_WIDTH = 240
 """Columns of a table that goes to a file or a script."""
 LOAD_COLUMNS = ("running", "waiting", "tokens", "ours")
@@ -88,15 +90,15 @@ def _row(worker: pb.Worker) -> list[str | Text]:
         *(worker.attempts_failed, worker.attempts),
     )
     return [
-        worker.id,
+        Text(worker.id),
         f"{worker.role}+prefill" if worker.local_prefill else worker.role,
-        worker.device,
+        Text(worker.device),
         Text(worker.state, style=STATE_STYLES.get(worker.state, "red")),
         _span(worker.last_report_ms),
         f"{worker.running}/{worker.max_running}",
         *map(str, (worker.waiting, worker.queued_tokens, worker.in_flight, *counts)),
         Text(worker.circuit, style="" if worker.circuit == "closed" else "red"),
-        worker.trouble,
+        Text(worker.trouble),
     ]
 
 
@@ -112,20 +114,27 @@ def _span(milliseconds: int) -> str:
 
 
 async def watch(stub: Any, console: Console, *, address: str, interval: float) -> None:
-    """Until cancelled. A router that does not answer is shown as such, and asked again."""
+    """Until cancelled: one table that changes or, where that is no terminal, one after the other."""
+    if not console.is_terminal:
+        await _look(stub, console.print, address=address, interval=interval)
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        await _look(stub, lambda table: live.update(table, refresh=True), address=address, interval=interval)
+
+
+async def _look(stub: Any, shown: Callable[[RenderableType], None], *, address: str, interval: float) -> NoReturn:
+    """A router that does not answer is shown as such, and asked again."""
     before, at = None, 0.0
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        while True:
-            try:
-                cluster = await stub.GetCluster(pb.GetClusterRequest(), timeout=CALL_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                live.update(Text(_unanswered(address, error), style="red"), refresh=True)
-            else:
-                now = time.monotonic()
-                rates = None if before is None else Rates.between(before, cluster.router, seconds=now - at)
-                before, at = cluster.router, now
-                live.update(show(cluster, address=address, rates=rates), refresh=True)
-            await asyncio.sleep(interval)
+    while True:
+        try:
+            cluster = await stub.GetCluster(pb.GetClusterRequest(), timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            shown(Text(_unanswered(address, error), style="red"))
+        else:
+            now = time.monotonic()
+            rates = None if before is None else Rates.between(before, cluster.router, seconds=now - at)
+            before, at = cluster.router, now
+            shown(show(cluster, address=address, rates=rates))
+        await asyncio.sleep(interval)
 
 
 def _unanswered(address: str, error: grpc.aio.AioRpcError) -> str:
@@ -161,17 +170,14 @@ async def run(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = _parser()
     options = parser.parse_args()
-    if options.interval < 0.1:
-        parser.error(f"--interval must be at least 0.1, got {options.interval:g}")
+    if not MIN_INTERVAL <= options.interval <= MAX_INTERVAL:
+        parser.error(f"--interval must be in [{MIN_INTERVAL:g}, {MAX_INTERVAL:g}], got {options.interval:g}")
     try:
         return asyncio.run(run(options))
-    except (StartError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 0
 
 
 if __name__ == "__main__":
     early_end.over()
-    sys.exit(main())
+    sys.exit(interactive.run(main))

@@ -23,8 +23,10 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.patch_stdout import patch_stdout
 from rich.console import Console
+from rich.text import Text
 
-from common.errors import StartError
+from common import interactive
+from common.config import LARGEST
 from common.rpc.client_options import ClientOptions, add_client_options
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
@@ -60,7 +62,7 @@ class Chat:
             answer = await self._stream(call)
         except grpc.aio.AioRpcError as error:
             self._messages.pop()
-            self._console.print(f"[red]{error.code().name}: {error.details()}", highlight=False)
+            self._console.print(Text(f"{error.code().name}: {error.details()}", style="red"))
         except asyncio.CancelledError:
             self._messages.pop()
             self._console.print("\n[dim]stopped")
@@ -95,11 +97,12 @@ async def converse(chat: Chat, console: Console) -> None:
     while True:
         try:
             with patch_stdout():
-                question = (await session.prompt_async(HTML("<b>&gt; </b>"))).strip()
+                typed = await session.prompt_async(HTML("<b>&gt; </b>"))
         except KeyboardInterrupt:
             continue
         except EOFError:
             return
+        question = typed.encode(errors="replace").decode().strip()  # A terminal may send what is no UTF-8.
         if question == "/quit":
             return
         if question == "/reset":
@@ -111,23 +114,29 @@ async def converse(chat: Chat, console: Console) -> None:
             await chat.ask(question)
 
 
-async def main() -> int:
+def main() -> int:
+    return asyncio.run(talk(_parser()))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--router", default="127.0.0.1:50051", help="host:port (default: 127.0.0.1:50051)")
     parser.add_argument("--temperature", type=float, default=0.3, help="0 is greedy (default: 0.3)")
     parser.add_argument("--max-tokens", type=int, default=512, help="per answer (default: 512)")
     add_client_options(parser)
+    return parser
+
+
+async def talk(parser: argparse.ArgumentParser) -> int:
+    """Raises StartError, ValueError."""
     arguments = parser.parse_args()
+    if not 1 <= arguments.max_tokens <= LARGEST:
+        parser.error(f"--max-tokens must be in [1, {LARGEST}], got {arguments.max_tokens}")
     console = Console()
-    try:
-        channel = ClientOptions.of(arguments).connect(arguments.router, silence=NETWORK_PAUSE)
-    except (StartError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    async with channel:
+    async with ClientOptions.of(arguments).connect(arguments.router, silence=NETWORK_PAUSE) as channel:
         chat = Chat(channel, console, temperature=arguments.temperature, max_tokens=arguments.max_tokens)
         try:
-            console.print(f"[dim]{await chat.model()}. /reset, /quit; Ctrl-C stops an answer", highlight=False)
+            console.print(Text(f"{await chat.model()}. /reset, /quit; Ctrl-C stops an answer", style="dim"))
         except grpc.aio.AioRpcError as error:
             print(f"error: no router answers on {arguments.router}: {error.details()}", file=sys.stderr)
             return 2
@@ -137,4 +146,4 @@ async def main() -> int:
 
 if __name__ == "__main__":
     early_end.over()
-    sys.exit(asyncio.run(main()))
+    sys.exit(interactive.run(main))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 
@@ -66,6 +67,19 @@ async def test_top_prints_every_worker_once(cluster: Cluster, client: Client) ->
     for worker in (await view(client)).workers:
         (line,) = [line for line in shown.stdout.splitlines() if line.startswith(worker.id)]
         assert line.split()[1:4] == [worker.role, "cpu", "ready"]
+
+
+def test_top_without_a_terminal_prints_one_table_after_the_other(cluster: Cluster) -> None:
+    line = [sys.executable, "-m", "deploy.top", "--interval", "0.1", "--router", cluster.address]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as shown:
+        assert shown.stdout is not None
+        try:
+            heads = (text for text in shown.stdout if text.startswith("router "))
+            assert all(cluster.address in next(heads) for _ in range(3))
+            shown.send_signal(signal.SIGINT)
+            assert shown.wait(20) == 0
+        finally:
+            shown.kill()
 
 
 def test_top_says_in_one_line_that_no_router_answers() -> None:

@@ -35,10 +35,10 @@ def test_a_worker_is_one_line_with_what_it_does_and_has() -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    closed = pb.Worker(id="p", role="prefill", state="unreachable", trouble="nobody answers")
+    closed = pb.Worker(id="p", role="prefill", state="unreachable", trouble="nobody answers [/at] [all]")
     shown = printed(pb.GetClusterResponse(workers=[closed], router=pb.Router(why_not_ready="no decode worker is registered")))
     assert "not ready: no decode worker is registered" in shown
-    assert "unreachable" in shown and "nobody answers" in shown
+    assert "unreachable" in shown and "nobody answers [/at] [all]" in shown
     assert "(none is registered)" in printed(pb.GetClusterResponse())
 
 
