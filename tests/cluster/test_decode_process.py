@@ -137,7 +137,7 @@ def test_a_flag_that_cannot_work_is_one_clear_line(tiny: Path, flags: tuple[str,
 
 
 async def test_lif_05_when_the_engine_dies_health_says_so_calls_end_and_the_exit_code_is_one(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def explode(batch: Batch) -> None:
         raise RuntimeError("the model broke")
@@ -148,7 +148,7 @@ async def test_lif_05_when_the_engine_dies_health_says_so_calls_end_and_the_exit
     printed: list[str] = []
 
     def is_ready() -> bool:
-        printed.extend(capsys.readouterr().out.split())
+        printed.extend(capfd.readouterr().out.split())
         return "ready" in printed
 
     await eventually(is_ready, within=5)
