@@ -19,9 +19,9 @@ def main() -> None:
     configure("decode", config.log_level, config.log_format)
     limit_spinning()
     # Only now: importing it takes time, and --help and a wrong flag need none of it.
-    from decode_worker.server import run
+    from decode_worker.server import serve
 
-    run_process(lambda stop: run(config, stop))
+    run_process(lambda stop: serve(config, stop))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ LAST_CALLS = timedelta(seconds=1)
 log = logging.getLogger(__name__)
 
 
-async def run(config: Config, stop: Stop) -> int:
+async def serve(config: Config, stop: Stop) -> int:
     """One decode worker from start to end; the process's exit code. Raises StartError if it cannot start."""
     log.info("decode worker %s: %s", VERSION, describe(config))
     config.warn_of_no_router(log)
