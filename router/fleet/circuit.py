@@ -25,6 +25,9 @@ TOGETHER_SECONDS: Final = 0.2
 FORGET_SECONDS: Final = 60.0
 """A fault this long ago says nothing any more."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
+LONE_PAUSE_SECONDS: Final = 2.0
+"""The longest where a role has nobody else: shorter than a request waits for a worker, so that none fails for a fault that is
+over."""
 
 _NO_FAULT = (Aborted, Cancelled, DeadlineExceeded, FailedPrecondition, Leaving, ResourceExhausted)
 
@@ -52,6 +55,8 @@ class Breaker:
         self._fault_at = float("-inf")
         self._pause_seconds = 0.0
         """Of the last opening; 0 while closed."""
+        self._paused_at = 0.0
+        """When it was opened or tried last."""
         self.try_at = 0.0
         """When the next request may try the worker, while not closed."""
         self._is_tried = False
@@ -73,12 +78,18 @@ class Breaker:
         """Until lets_through, at the earliest; 0 if it does."""
         return 0.0 if self.lets_through else self.try_at - self._clock()
 
+    @property
+    def seconds_until_lone_try(self) -> float:
+        """The same where its role has nobody else."""
+        return min(self.seconds_until_try, max(0.0, self._paused_at + LONE_PAUSE_SECONDS - self._clock()))
+
     def sent(self) -> None:
         """A request goes to the worker. While half-open it is a try, and the next one waits for its outcome, or as long as the
         last pause if it has none (its client left)."""
         if self._pause_seconds > 0.0:
             self._is_tried = True
-            self.try_at = self._clock() + self._pause_seconds
+            self._paused_at = self._clock()
+            self.try_at = self._paused_at + self._pause_seconds
 
     def succeeded(self) -> bool:
         """The worker did its part of a request. True: this closed the circuit."""
@@ -102,15 +113,25 @@ class Breaker:
 
     def _open(self, now: float) -> bool:
         self._pause_seconds = min(LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds or FIRST_PAUSE_SECONDS)
-        self.try_at = now + self._pause_seconds
+        self._paused_at, self.try_at = now, now + self._pause_seconds
         self._is_tried = False
         return True
+
+
+def waits(workers: Iterable[Worker]) -> list[tuple[Worker, float]]:
+    """How many seconds from now the circuit of each lets a request through, at the earliest."""
+    there = [(worker, worker.breaker) for worker in workers]
+    served = {worker.role for worker, breaker in there if worker.is_placeable and breaker.lets_through}
+    return [
+        (worker, breaker.seconds_until_try if worker.role in served else breaker.seconds_until_lone_try)
+        for worker, breaker in there
+    ]
 
 
 def willing(workers: Iterable[Worker]) -> list[Worker]:
     """Those whose circuits let a request through, and one on trial at most, so that a fault tells who is to blame; more only
     where a role has nobody else."""
-    through = [worker for worker in workers if worker.breaker.lets_through]
+    through = [worker for worker, seconds in waits(workers) if seconds == 0.0]
     trusted = [worker for worker in through if worker.breaker.circuit is Circuit.CLOSED]
     if len(trusted) == len(through):
         return through

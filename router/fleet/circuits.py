@@ -6,7 +6,7 @@ import logging
 import math
 
 from common.errors import PdserveError
-from router.fleet.circuit import Circuit, is_fault, willing
+from router.fleet.circuit import Circuit, is_fault, waits, willing
 from router.fleet.placement import Pair
 from router.fleet.registry import Registry
 from router.fleet.workers import Worker
@@ -33,8 +33,7 @@ class Circuits:
     @property
     def seconds_until_try(self) -> float:
         """Until some circuit that is open lets a request through; infinite if none is."""
-        waits = (worker.breaker.seconds_until_try for worker in self._registry.live if not worker.breaker.lets_through)
-        return min(waits, default=math.inf)
+        return min((seconds for _, seconds in waits(self._registry.live) if seconds > 0.0), default=math.inf)
 
     def sent(self, pair: Pair) -> None:
         for worker in pair.workers:

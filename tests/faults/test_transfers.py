@@ -103,6 +103,7 @@ async def test_hnd_09_transfers_cut_off_between_the_workers_end_and_their_pages_
         async with pair as far, cluster.client() as client:
             await asyncio.to_thread(cluster.router.wait_for_line, "router ready on")
             assert await is_right(client, tiny, 0, timeout=10)
+            assert 0 < far.relay.concerned < far.relay.connections, "the prefill worker's alone"
             before = far.relay.passed_up
             calls = [asyncio.create_task(is_right(client, tiny, i, timeout=60)) for i in range(20)]
             await eventually(lambda: far.relay.passed_up > before + 5_000, within=10, every=0.002)

@@ -17,8 +17,8 @@ _Late = tuple[float, bytes]
 
 
 def connections_of(pid: int) -> Concerns:
-    """Those that this process has made."""
-    return lambda port: any(each.laddr.port == port for each in psutil.Process(pid).net_connections("tcp4"))
+    """Those that this process has made: gRPC dials IPv4 addresses through IPv6 sockets, too."""
+    return lambda port: any(each.laddr.port == port for each in psutil.Process(pid).net_connections("tcp"))
 
 
 class Relay:
@@ -43,8 +43,8 @@ class Relay:
         """Seconds that bytes take, each way."""
         self.passed_up = 0
         """Bytes forwarded towards the target."""
-        self.connections = 0
-        """Accepted so far."""
+        self.connections = self.concerned = 0
+        """Accepted so far; of these, those to hold or swallow."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -67,6 +67,7 @@ class Relay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         is_concerned = self._concerns(writer.get_extra_info("peername")[1])
+        self.concerned += is_concerned
         try:
             there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:  # Nobody listens there: the caller is refused too.

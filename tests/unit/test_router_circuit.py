@@ -18,12 +18,16 @@ from router.fleet.circuit import (
     FAULTS_TO_OPEN,
     FIRST_PAUSE_SECONDS,
     FORGET_SECONDS,
+    LONE_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     TOGETHER_SECONDS,
     Breaker,
     Circuit,
     is_fault,
+    waits,
+    willing,
 )
+from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
 
@@ -112,6 +116,25 @@ def test_a_try_without_an_outcome_is_followed_by_another() -> None:
     stand.breaker.sent()
     stand.now += FIRST_PAUSE_SECONDS
     assert stand.breaker.lets_through
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_whoever_is_the_last_of_its_role_is_tried_again_soon_however_often_it_has_failed(has_other: bool) -> None:
+    stand, lone, other, decode = Stand(), worker("p", "prefill"), worker("q", "prefill"), worker("d", "decode")
+    lone.breaker = stand.breaker
+    stand.open()
+    for _ in range(8):
+        stand.now += stand.breaker.seconds_until_try
+        stand.breaker.sent()
+        stand.breaker.failed("again", share=0.5)
+    there = [lone, other, decode]
+    other.has_session = has_other
+    pause = LONGEST_PAUSE_SECONDS if has_other else LONE_PAUSE_SECONDS
+    assert dict(waits(there)) == {lone: pause, other: 0.0, decode: 0.0}
+    stand.now += LONE_PAUSE_SECONDS
+    assert (lone in willing(there)) is not has_other
+    stand.breaker.sent()
+    assert lone not in willing(there), "one at a time"
 
 
 @pytest.mark.parametrize(
