@@ -9,7 +9,8 @@ from common.engine.handle import EngineHandle
 from common.errors import Unavailable
 from common.rpc.gen.pdserve.v1 import decode_pb2_grpc
 from prefill_worker.errands import Errands
-from prefill_worker.pairing import Pairing, Terms, open_pairing
+from prefill_worker.pairing import Pairing, open_pairing
+from prefill_worker.terms import Terms
 
 
 class Acquaintance:

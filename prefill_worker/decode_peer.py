@@ -24,8 +24,9 @@ from common.work import TokenOut
 from prefill_worker.acquaintance import Acquaintance
 from prefill_worker.errands import Errands
 from prefill_worker.leases import RENEW_SHARE, SAFE_SHARE, SECOND_OPINION_SECONDS, Lease, Leases, OnLost
-from prefill_worker.pairing import Pairing, Terms
+from prefill_worker.pairing import Pairing
 from prefill_worker.peer_errors import NO_ANSWER, peer_error
+from prefill_worker.terms import Terms
 
 ANSWER_MARGIN_SECONDS: Final = 2.0
 """A Reserve call outlives the deadline it carries by this, so that it is the decode worker that ends the wait."""

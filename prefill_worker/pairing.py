@@ -6,9 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
 import grpc
 
@@ -16,76 +14,21 @@ from common.descriptor import Descriptor
 from common.engine.handle import EngineHandle
 from common.errors import FailedPrecondition, PdserveError, Unavailable
 from common.handoff.base import Transport
-from common.handoff.choose import ShmLink, TransportMode, choose
+from common.handoff.choose import choose
 from common.handoff.cuda_ipc import PoolExport
-from common.handoff.sim_link import SimLink, SimTransfers
-from common.rpc.channels import Connect, make_channel
+from common.handoff.shm_link import ShmLink
+from common.handoff.sim_link import SimLink
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
-from common.work import Compatibility
 from common.worker_wire import compatibility_to_pb
-from prefill_worker.commands import AwaitPoolEnd, ClosePool, OpenCudaPool, OpenPool
+from prefill_worker.commands import ClosePool, OpenCudaPool, OpenPool
+from prefill_worker.link import EngineLink, Link
 from prefill_worker.peer_errors import peer_error
+from prefill_worker.terms import Terms
 
 PAIR_SECONDS: Final = 5.0
 """How long a decode worker may take to answer Pair."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How this worker hands over.
-
-    worker_id, compatibility, page_bytes: its own. transport: what --transport says. verify: checksums in each Commit.
-    transfer_timeout: longest stall of a transfer, and longest wait for Commit to be answered. can_copy: its pool is in host
-    memory, so that pages can be copied from it into a mapped one (shm). connect: makes the channels to decode workers.
-    sim: how transfers between simulated workers go; None: this worker is none. stood_still: this process did, until a moment ago,
-    so that a decode worker may have answered in time and not been heard.
-    """
-
-    worker_id: str
-    compatibility: Compatibility
-    page_bytes: int
-    transport: TransportMode = "auto"
-    verify: bool = False
-    transfer_timeout: timedelta = timedelta(seconds=10)
-    can_copy: bool = True
-    connect: Connect = make_channel
-    sim: SimTransfers | None = None
-    stood_still: Callable[[], bool] = lambda: False
-
-
-class Link(Protocol):
-    """What stands for a mapping. Event loop only."""
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls on_gone when the decode worker closes its side, which is how its death shows at once."""
-
-    def close(self) -> None:
-        """After the mapping is closed."""
-
-
-class EngineLink:
-    """The Link of a pool whose connection the engine has (cuda_ipc)."""
-
-    def __init__(self, pair_id: str, engine: EngineHandle) -> None:
-        self._pair_id = pair_id
-        self._engine = engine
-        self._watching: asyncio.Task[None] | None = None
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        self._watching = asyncio.create_task(self._wait(on_gone), name=f"watch pairing {self._pair_id}")
-
-    async def _wait(self, on_gone: Callable[[], None]) -> None:
-        try:
-            await self._engine.call(AwaitPoolEnd(self._pair_id))
-        except Unavailable:  # The engine has ended, and all requests with it.
-            return
-        on_gone()
-
-    def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
 
 
 class PairingRefused(FailedPrecondition):

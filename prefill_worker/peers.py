@@ -9,7 +9,7 @@ from typing import Final
 
 from common.engine.handle import EngineHandle
 from prefill_worker.decode_peer import DecodePeer
-from prefill_worker.pairing import Terms
+from prefill_worker.terms import Terms
 
 IDLE_SECONDS: Final = 600.0
 """A peer unused that long is dropped, and one known to have ended when the next is met: decode workers come and go under new

@@ -25,9 +25,9 @@ from prefill_worker.events import Stats
 from prefill_worker.journey import Tools
 from prefill_worker.journeys import Journeys
 from prefill_worker.metrics import PrefillMetrics
-from prefill_worker.pairing import Terms
 from prefill_worker.peers import Peers
 from prefill_worker.states import State
+from prefill_worker.terms import Terms
 
 MakeEngine = Callable[[Callable[[Any], None]], EngineHandle]
 _log = logging.getLogger(__name__)

@@ -8,64 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from common.errors import FailedPrecondition
-from common.handoff.base import Transport, receive_welcome
-from common.handoff.dial import dial
+from common.handoff.base import Transport
+from common.handoff.shm_link import ShmLink, connect_shm
 
 TransportMode = Literal["auto", "cuda_ipc", "shm", "grpc", "sim"]
 OpenCudaIpc = Callable[[], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
-
-
-class ShmLink:
-    """An open shm connection to a decode worker. descriptor: its pool, pool_bytes long; close_descriptor once it is mapped.
-
-    Closing the link tells the decode worker that nothing writes to its pool any more: unmap first.
-    """
-
-    def __init__(self, connection: socket.socket, *, descriptor: int, pool_bytes: int) -> None:
-        self._connection = connection
-        self._watched = False
-        self.descriptor = descriptor
-        self.pool_bytes = pool_bytes
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls on_gone in the running loop when the decode worker closes its side, which is how its death shows at once."""
-        self._connection.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._connection, self._on_readable, on_gone)
-        self._watched = True
-
-    def _on_readable(self, on_gone: Callable[[], None]) -> None:
-        try:
-            data = self._connection.recv(64)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._unwatch()
-            on_gone()
-
-    def _unwatch(self) -> None:
-        if self._watched:
-            asyncio.get_running_loop().remove_reader(self._connection)
-            self._watched = False
-
-    def close_descriptor(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-    def close(self) -> None:
-        self._unwatch()
-        self.close_descriptor()
-        self._connection.close()
 
 
 async def choose(
@@ -82,7 +35,7 @@ async def choose(
     if mode == "grpc":
         return "grpc", None
     try:
-        return "sim" if mode == "sim" else "shm", await asyncio.to_thread(_connect, shm_socket, pair_id)
+        return "sim" if mode == "sim" else "shm", await asyncio.to_thread(connect_shm, shm_socket, pair_id)
     except (OSError, ValueError) as error:
         if mode in ("shm", "sim"):
             raise FailedPrecondition(f"--transport {mode} is impossible with this decode worker: {error}") from error
@@ -103,14 +56,3 @@ async def _opens(mode: TransportMode, open_cuda_ipc: OpenCudaIpc | None) -> bool
         if open_cuda_ipc is not None:  # Between workers on CPUs it is no news.
             _log.info("no cuda_ipc with this decode worker, trying the next transport: %s", error)
         return False
-
-
-def _connect(shm_socket: str, pair_id: str) -> ShmLink:
-    """The sender's side of the handshake in common/handoff/base.py; blocks at most HANDSHAKE_SECONDS a step."""
-    connection = dial(shm_socket, pair_id)
-    try:
-        descriptor, pool_bytes = receive_welcome(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return ShmLink(connection, descriptor=descriptor, pool_bytes=pool_bytes)

@@ -17,8 +17,8 @@ from weakref import WeakSet
 
 from common.errors import Unavailable
 from common.handoff.base import page_checksum
-from common.handoff.choose import ShmLink
 from common.handoff.page_sender import Sent
+from common.handoff.shm_link import ShmLink
 from common.handoff.shm_sender import ShmSender
 
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
@@ -40,7 +40,7 @@ class SimLink:
         transfers.links.add(self)
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """See Link in prefill_worker/pairing.py."""
+        """See Link in prefill_worker/link.py."""
         self._link.watch(on_gone)
 
     def write(self, page_id: int, tag: memoryview) -> None:

@@ -18,8 +18,9 @@ import pytest
 
 from common.errors import DataLoss, FailedPrecondition, PdserveError, Unavailable
 from common.handoff.base import FRAME_BYTES, receive_welcome, send_welcome
-from common.handoff.choose import ShmLink, choose
+from common.handoff.choose import choose
 from common.handoff.grpc_sender import GrpcSender
+from common.handoff.shm_link import ShmLink
 from common.handoff.shm_sender import ShmSender
 from common.rpc.channels import make_channel
 from common.rpc.gen.pdserve.v1 import handoff_pb2, handoff_pb2_grpc

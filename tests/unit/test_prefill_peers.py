@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from prefill_worker.pairing import Terms
 from prefill_worker.peers import IDLE_SECONDS, Peers
+from prefill_worker.terms import Terms
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_decode import FakeDecode, is_closed
 from tests.helpers.prefill_core import make_req
