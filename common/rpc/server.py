@@ -75,7 +75,8 @@ async def bind(server: grpc.aio.Server, address: Address, *, credentials: grpc.S
         else:
             port = server.add_secure_port(str(address), credentials)
     except RuntimeError as error:
-        raise StartError(f"cannot listen on {address}: {error}") from error
+        reason = str(error) if credentials is None else "gRPC does not take the certificate or its key"
+        raise StartError(f"cannot listen on {address}: {reason}") from error
     return address.with_port(port)
 
 

@@ -7,6 +7,7 @@ files in force.
 
 from __future__ import annotations
 
+import codecs
 import logging
 import math
 import threading
@@ -19,7 +20,7 @@ import grpc
 
 from common.errors import StartError
 from common.file_stamp import FileStamp
-from common.rpc.tls_checks import check_authorities, check_dates, check_pair
+from common.rpc.tls_checks import check_authorities, check_dates, check_kind, check_pair
 from common.small_file import START_SECONDS, read_small
 
 log = logging.getLogger(__name__)
@@ -105,13 +106,15 @@ class TlsFiles:
             check_authorities(pem.ca, name=ca)
         if pem.cert is not None and pem.key is not None:
             check_pair(pem.cert, pem.key, cert_name=cert, key_name=key)
+            check_kind(pem.key, name=key)
             self._expires_at = check_dates(pem.cert, pem.key, name=cert, now=time.time())
         return pem
 
 
 def _bytes(flag: str, path: Path, patience_seconds: float) -> bytes:
     try:
-        return read_small(path, patience_seconds=patience_seconds)
+        # gRPC's core takes no byte order mark, with which some editors begin a file.
+        return read_small(path, patience_seconds=patience_seconds).removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         raise ValueError(f"{flag} {path} does not exist") from None
     except OSError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import os
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,14 @@ from typing import Any, Final
 
 NO_CHECK_TIME: Final = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python has no name for."""
+
+_REFUSED_KINDS: Final = {
+    "Ed25519": b"\x06\x03\x2b\x65\x70",
+    "Ed448": b"\x06\x03\x2b\x65\x71",
+    "P-521": b"\x06\x05\x2b\x81\x04\x00\x23",
+    "secp256k1": b"\x06\x05\x2b\x81\x04\x00\x0a",
+}
+"""And the object identifiers that their keys have in DER."""
 
 
 def check_authorities(pem: bytes, *, name: str) -> None:
@@ -33,6 +43,16 @@ def check_pair(cert: bytes, key: bytes, *, cert_name: str, key_name: str) -> Non
             if error.reason == "KEY_VALUES_MISMATCH":
                 raise ValueError(f"{key_name} must be the key of {cert_name}") from None
             raise ValueError(f"{cert_name} must be a certificate and {key_name} its key, both in PEM form") from None
+
+
+def check_kind(key: bytes, *, name: str) -> None:
+    """OpenSSL takes keys that gRPC's core does not, or whose certificates its clients refuse, as all processes here are: with
+    one a process would start, and no other would reach it."""
+    found = re.search(rb"-----BEGIN (?:\w+ )?PRIVATE KEY-----(.*?)-----END", key, re.DOTALL)
+    der = b"" if found is None else base64.b64decode(found[1])
+    for kind, identifier in _REFUSED_KINDS.items():
+        if identifier in der:
+            raise ValueError(f"{name} must be an RSA, P-256 or P-384 key, got one of {kind}")
 
 
 def check_dates(cert: bytes, key: bytes, *, name: str, now: float) -> float:
