@@ -28,12 +28,12 @@ from common.engine.pages import PagePool
 from common.engine.runner import Runner
 from common.errors import Leaving, Unavailable
 from common.handoff.cuda_ipc import PoolExport
-from common.work import PageCounts
 from common.work_key import WorkKey
 from decode_worker import commands
+from decode_worker.census import Census
 from decode_worker.decoding import Decoding
 from decode_worker.description import DecodeDescription
-from decode_worker.events import HandedOver, Holding, SlotFree, StateCounts, Stats
+from decode_worker.events import HandedOver, Holding, SlotFree
 from decode_worker.local_prefill import LocalPrefill, PromptLimits
 from decode_worker.local_prompts import LocalPrompts
 from decode_worker.tickets import NewName, Tickets, random_name
@@ -82,9 +82,11 @@ class DecodeCore:
             local_prefill, tickets=self._tickets, decoding=self._decoding, prompts=self._prompts, emit=emit
         )
         self._sessions: set[int] = set()
-        self._draining = self._was_busy = False
+        self._census = Census(
+            self._pool, tickets=self._tickets, prompts=self._prompts, decoding=self._decoding, flights=self._flights, emit=emit
+        )
+        self._draining, self._was_empty = False, True
         self._drain_call: int | None = None
-        self._reported: Stats | None = None
 
     def handle(self, command: commands.Command, call_id: int | None) -> Any:
         try:
@@ -107,13 +109,13 @@ class DecodeCore:
     def step(self) -> None:
         self._flights.land_due(launched=self._local.launch())
         self._settle()
-        self._report()
+        self._census.report()
 
     def tick(self, now: float) -> None:
         self._tickets.tick(now)
         self._decoding.wake()
         self._settle()
-        self._report()
+        self._census.report()
 
     def close(self) -> None:
         """The pool goes with the process: there is nobody to give anything back to."""
@@ -164,7 +166,7 @@ class DecodeCore:
             case commands.FlushPrefixCache():
                 return self._pool.flush()
             case commands.Check():
-                return self._check()
+                return self._census.check()
             case commands.Drain():
                 return self._drain(call_id)
             case commands.HandBack():
@@ -225,32 +227,10 @@ class DecodeCore:
         """After anything that may have freed pages or ended the last request."""
         if not self._decoding.is_starved:
             self._tickets.grant(self._clock())
-        if self._was_busy and not self._is_busy:
-            self._check()
-        self._was_busy = self._is_busy
-        if self._drain_call is not None and not self._is_busy:
+        is_empty = self._census.is_empty
+        if is_empty and not self._was_empty:
+            self._census.check()
+        self._was_empty = is_empty
+        if self._drain_call is not None and is_empty:
             self._emit(Reply(self._drain_call))
             self._drain_call = None
-
-    @property
-    def _is_busy(self) -> bool:
-        return len(self._tickets) + len(self._decoding) + len(self._flights) > 0
-
-    def _check(self) -> PageCounts:
-        """Raises AssertionError, which ends the engine, if a page was lost or has two owners."""
-        self._pool.check()
-        counts = self._pool.counts()
-        assert counts.quarantined == self._tickets.num_quarantined, f"{counts}, {self._tickets.num_quarantined} in quarantine"
-        if not self._is_busy:
-            self._pool.check_idle()
-        return counts
-
-    def _report(self) -> None:
-        running = self._decoding.num_running + len(self._prompts)
-        waiting = len(self._tickets) + len(self._decoding) - running
-        queued_tokens = self._tickets.reservations.queued_tokens + self._prompts.remaining_tokens
-        states = StateCounts(*self._tickets.reservations.num_by_state, *self._decoding.num_by_state)
-        stats = Stats(running, waiting, self._pool.counts(), queued_tokens, states, self._prompts.computed_tokens)
-        if stats != self._reported:
-            self._reported = stats
-            self._emit(stats)
