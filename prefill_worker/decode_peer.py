@@ -23,7 +23,8 @@ from common.wire import req_to_pb, token_to_pb
 from common.work import TokenOut
 from prefill_worker.acquaintance import Acquaintance
 from prefill_worker.errands import Errands
-from prefill_worker.leases import RENEW_SHARE, SAFE_SHARE, SECOND_OPINION_SECONDS, Lease, Leases, OnLost
+from prefill_worker.lease import SAFE_SHARE, Lease, OnLost
+from prefill_worker.leases import RENEW_SHARE, SECOND_OPINION_SECONDS, Leases
 from prefill_worker.pairing import Pairing
 from prefill_worker.peer_errors import NO_ANSWER, peer_error
 from prefill_worker.terms import Terms

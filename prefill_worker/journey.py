@@ -36,7 +36,7 @@ from common.work_key import WorkKey
 from prefill_worker.commands import Admit, Compute, Forget, SlotsFree
 from prefill_worker.decode_peer import DecodePeer
 from prefill_worker.events import Broken, PagesReady, PrefillDone, PrefillStarted
-from prefill_worker.leases import Lease
+from prefill_worker.lease import Lease
 from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.order import Order
 from prefill_worker.pairing import PairingRefused

@@ -1,9 +1,4 @@
-"""Leases: the tickets this worker holds at one decode worker. Renewed while in use, given back when not.
-
-P sends Reserve or Renew ---> D counts from here ---------------------- lease_ms ---------> D's deadline
-|---------------- SAFE_SHARE of lease_ms ---------> P's deadline: no chunk starts, no page is copied after it
-'- P counts from here, so its deadline is the earlier one whatever the network or a stopped process did in between
-"""
+"""Leases: the tickets this worker holds at one decode worker. Renewed while in use, given back when not."""
 
 from __future__ import annotations
 
@@ -11,20 +6,17 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 
-from common.errors import PdserveError, Unavailable
-from common.logs import about
+from common.errors import Unavailable
 from common.rpc.channels import is_silence
 from common.rpc.gen.pdserve.v1 import decode_pb2, decode_pb2_grpc
-from common.work_key import WorkKey
-from prefill_worker.commands import Destination, Extend
+from prefill_worker.commands import Extend
+from prefill_worker.lease import SAFE_SHARE, Lease
 from prefill_worker.pairing import Pairing
 
-SAFE_SHARE: Final = 0.8
 RENEW_SHARE: Final = 1 / 3
 """Of a lease, between two renewals."""
 MAX_RENEW_SECONDS: Final = 0.5
@@ -36,43 +28,7 @@ RELEASE_SECONDS: Final = 2.0
 RELEASE_PATIENCE_SECONDS: Final = 120.0
 """How long Release is repeated before the whole pairing is closed instead, which gives everything back too."""
 
-OnLost = Callable[[PdserveError], None]
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Lease:
-    """One granted ticket. deadline: this worker's, in clock seconds. on_lost: called once if it ends before its time."""
-
-    key: WorkKey
-    request_id: str
-    ticket: str
-    pairing: Pairing
-    page_ids: tuple[int, ...]
-    prefix_len: int
-    length_seconds: float
-    deadline: float
-    on_lost: OnLost
-    is_committing: bool = False
-    """Whether Commit is under way: its answer decides then, as the ticket ends with it."""
-
-    @property
-    def extra(self) -> dict[str, Any]:
-        """For log lines about it."""
-        return about(self.request_id, uid=self.key.uid, attempt=self.key.attempt)
-
-    def destination(self, *, verify: bool) -> Destination:
-        """Where the engine is to put the request's pages. verify: with checksums."""
-        return Destination(
-            transport=self.pairing.transport,
-            page_ids=self.page_ids,
-            prefix_len=self.prefix_len,
-            deadline=self.deadline,
-            pair_id=self.pairing.pair_id,
-            verify=verify,
-            ticket=self.ticket,
-        )
 
 
 class Leases:

@@ -11,7 +11,8 @@ import pytest
 
 from common.errors import PdserveError
 from common.work_key import WorkKey
-from prefill_worker.leases import Lease, Leases
+from prefill_worker.lease import Lease
+from prefill_worker.leases import Leases
 from prefill_worker.pairing import Pairing
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_decode import aborts, waits
