@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -20,8 +21,8 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class _Span:
-    def __init__(self, span: trace.Span) -> None:
-        self._span = span
+    def __init__(self, span: trace.Span, *, at: Callable[[float], int]) -> None:
+        self._span, self._at = span, at
 
     @property
     def traceparent(self) -> str:
@@ -29,7 +30,8 @@ class _Span:
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def end(self, *, error: str = "", **attributes: Attribute) -> None:
-        _end(self._span, time.time_ns(), error, attributes)
+        # By the clock that it began by: the other one may have been set meanwhile.
+        _end(self._span, self._at(time.monotonic()), error, attributes)
 
 
 class OtlpTracing:
@@ -48,7 +50,7 @@ class OtlpTracing:
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
     def begin(self, name: str, *, parent: str, began: float, is_server: bool = False, **attributes: Attribute) -> Span:
-        return _Span(self._start(name, parent, began, is_server, attributes))
+        return _Span(self._start(name, parent, began, is_server, attributes), at=self._at)
 
     def stage(self, name: str, *, parent: str, began: float, ended: float, error: str = "", **attributes: Attribute) -> None:
         span = self._start(name, parent, began, False, attributes)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
 from common.errors import StartError
 from common.tracing import ENDPOINT_VARIABLES, NO_TRACING, check_endpoint, start_tracing
+from tests.helpers.collector import Collector
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,19 @@ async def test_opentelemetry_s_own_variable_counts(monkeypatch: pytest.MonkeyPat
     span = tracing.begin("request", parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01", began=0.0)
     assert span.traceparent.startswith("00-" + "a" * 32 + "-") and span.traceparent.endswith("-01")
     await tracing.close(timeout_seconds=0.1)
+
+
+async def test_a_clock_that_is_set_back_ends_no_span_before_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Collector() as collector:
+        tracing = start_tracing(collector.endpoint, role="router")
+        began = time.monotonic()
+        span = tracing.begin("request", parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01", began=began)
+        an_hour_ago = time.time_ns() - 3600 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: an_hour_ago)
+        span.end()
+        await tracing.close(timeout_seconds=10.0)
+        (seen,) = await collector.trace("a" * 32, spans=1)
+        assert 0 <= seen.end_ns - seen.begin_ns < 60 * 10**9
 
 
 @pytest.mark.parametrize("variable", ENDPOINT_VARIABLES)
