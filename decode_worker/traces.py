@@ -82,9 +82,10 @@ class Traces:
             keys = {key for key, token in zip(_keys(stage.req), command.first_tokens, strict=True) if token.finish is None}
             self._go_on("decode", stage.req, keys & stage.keys)
 
-    def released(self, ticket: str) -> None:
+    def ended(self, ticket: str, why: str) -> None:
+        """By its sender's doing, if it has not ended before."""
         if (stage := self._by_ticket.get(ticket)) is not None:
-            self._end(stage, "given back unused")
+            self._end(stage, why)
 
     def told(self, event: Any) -> None:
         """An event of the engine."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.core import Req
 from common.engine.handle import EngineHandle
-from common.errors import InvalidRequest, Leaving, PdserveError, Unavailable
+from common.errors import DataLoss, InvalidRequest, Leaving, PdserveError, Unavailable
 from common.handoff.base import TRANSPORTS
 from common.handoff.free_slots import FreeSlots
 from common.handoff.grpc_receiver import GrpcReceiver
@@ -137,12 +137,14 @@ class DecodeWorker:
             await self._engine.call(command)
         except PdserveError as error:
             self.metrics.committed(error.status.name)
+            if isinstance(error, DataLoss):
+                self.traces.ended(command.ticket, error.log_text)
             raise
         self.metrics.committed("OK")
         self.traces.committed(command)
 
     async def release(self, command: commands.Release) -> None:
-        self.traces.released(command.ticket)
+        self.traces.ended(command.ticket, "given back unused")
         await self._engine.call(command)
 
     def post(self, command: commands.SessionOpened | commands.SessionClosed | RouterCommand) -> None:

@@ -17,10 +17,12 @@ from common.rpc.gen.pdserve.v1 import decode_pb2, handoff_pb2, prefill_pb2
 from common.work import FinishReason
 from common.worker_wire import compatibility_to_pb
 from decode_worker import servicer
+from decode_worker.traces import Traces
 from tests.helpers.decode_core import EPOCH, make_req
 from tests.helpers.decode_worker import decode_worker
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_runner import continuation
+from tests.helpers.stages import Stages
 
 PROMPT = list(range(10, 20))
 
@@ -147,6 +149,7 @@ async def test_commit_is_refused_while_bytes_are_missing() -> None:
 
 async def test_checksums_are_compared_on_request() -> None:
     async with decode_worker() as peers:
+        peers.worker.traces = Traces(stages := Stages())
         router, pairing = await peers.session(), await peers.pair()
         good, bad = make_req(PROMPT, uid=1), make_req(range(50, 60), uid=2)
         for req in (good, bad):
@@ -160,6 +163,7 @@ async def test_checksums_are_compared_on_request() -> None:
                 assert (await refused(peers.commit(req, granted, crcs=crcs)))[0] == "DATA_LOSS"
         await eventually(lambda: router.has_finished(1), within=2)
         assert router.tokens(2) == []
+        assert ("receive", "page 0 of ticket's 3: checksum") in [(name, why[:30]) for name, why in stages.told]
         await peers.assert_idle()
 
 

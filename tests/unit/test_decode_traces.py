@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from common.errors import Unavailable
-from common.tracing import NO_TRACING, NoTracing
+from common.tracing import NO_TRACING
 from common.work import FinishReason, PageCounts, TokenOut, WorkFailure
 from common.work_key import WorkKey
 from decode_worker import commands, events
 from decode_worker.traces import Traces
 from tests.helpers.decode_core import EPOCH, first_tokens, make_req
+from tests.helpers.stages import Stages
 
 
-@dataclass
-class Recorder(NoTracing):
-    """Tracing that keeps (name, error) of every stage."""
-
-    is_on: bool = True
-    told: list[tuple[str, str]] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)
-
-    def stage(self, name: str, *, parent: str, began: float, ended: float, error: str = "", **attributes: Any) -> None:
-        assert parent == "the attempt" and ended >= began
-        self.told.append((name, error))
-        self.outputs.append(attributes.get("output_tokens"))
-
-
-def make(n: int = 1) -> tuple[Traces, Recorder, Any]:
+def make(n: int = 1) -> tuple[Traces, Stages, Any]:
     """With one ticket granted."""
-    recorder = Recorder()
+    recorder = Stages()
     traces = Traces(recorder)
     req = make_req([1, 2, 3], uid=1, n=n)
-    req.traceparent = "the attempt"
     with traces.reserving(req):
         traces.granted(req, "t")
     return traces, recorder, req
@@ -57,7 +42,7 @@ def test_a_request_is_received_and_then_decoded() -> None:
     traces.committed(commit(req))
     traces.told(step(req, index=1, repeat=True))
     traces.told(step(req, index=2, finish=FinishReason.LENGTH))
-    traces.released("t")
+    traces.ended("t", "given back unused")
     assert recorder.told == [("receive", ""), ("decode", "")] and recorder.outputs[-1] == 3
     assert len(traces) == 0
 
@@ -101,16 +86,15 @@ def test_every_other_end_is_an_error(how: str, committed: bool) -> None:
 
 def test_a_ticket_given_back_ends_its_span() -> None:
     traces, recorder, _ = make()
-    traces.released("t")
-    traces.released("t")
+    traces.ended("t", "given back unused")
+    traces.ended("t", "given back unused")
     assert recorder.told == [("receive", "given back unused")] and len(traces) == 0
 
 
 def test_a_prompt_computed_here_waits_is_computed_and_decoded() -> None:
-    recorder = Recorder()
+    recorder = Stages()
     traces = Traces(recorder)
     req = make_req([1, 2, 3], uid=1)
-    req.traceparent = "the attempt"
     traces.asked(commands.Prefill(req, deadline=1.0))
     traces.told(events.PrefillStarted(req.key, 0))
     traces.told(events.StepTokens(EPOCH, (TokenOut(req.key, 0, 7, cached_tokens=0),)))
@@ -131,9 +115,8 @@ def test_nothing_is_kept_while_traces_are_off() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "session", "fail"])
 def test_what_ends_between_the_grant_and_its_answer_leaves_nothing_open(how: str) -> None:
-    recorder = Recorder()
+    recorder = Stages()
     traces, req = Traces(recorder), make_req([1, 2, 3], uid=1, n=2)
-    req.traceparent = "the attempt"
     second = req.key.for_completion(1)
     with traces.reserving(req):
         match how:
@@ -154,7 +137,6 @@ def test_an_engine_that_has_nothing_left_has_nothing_open() -> None:
     """Committed ahead of a sender that died, whose second completion ended with its first token: nobody tells of that one."""
     traces, recorder, req = make(n=2)
     waiting = make_req([1, 2, 3], uid=9)
-    waiting.traceparent = "the attempt"
     traces.asked(commands.Prefill(waiting, deadline=1.0))
     traces.told(step(req, index=1, repeat=True, finish=FinishReason.STOP))
     busy = events.Stats(1, 0, PageCounts(9, 1, 0, 0, 10), states=events.StateCounts(running=1))
