@@ -97,6 +97,11 @@ class ResourceExhausted(PdserveError):
         self.retry_after = retry_after
 
 
+class Full(ResourceExhausted):
+    """A worker has as many requests as it takes at once: in a moment it will do, or another one, and nobody is at fault. On the
+    wire it is RESOURCE_EXHAUSTED with handed_back (Failure)."""
+
+
 class Unavailable(PdserveError):
     """A peer is not there right now; another attempt may succeed."""
 

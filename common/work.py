@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
-from common.errors import Incompatible, Leaving, PdserveError, from_status, status_number
+from common.errors import Full, Incompatible, Leaving, PdserveError, from_status, status_number
 from common.work_key import WorkKey
 
 Role = Literal["prefill", "decode"]
@@ -52,8 +52,8 @@ class TokenOut(NamedTuple):
 
 
 class WorkFailure(NamedTuple):
-    """An attempt that ended without its tokens. code is a gRPC status number. handed_back: by a worker that is leaving, so that
-    it counts as no failure."""
+    """An attempt that ended without its tokens. code is a gRPC status number. handed_back: by a worker that is leaving, or full,
+    so that it counts as no failure."""
 
     key: WorkKey
     code: int
@@ -63,7 +63,7 @@ class WorkFailure(NamedTuple):
 
     @classmethod
     def of(cls, key: WorkKey, error: PdserveError, *, retryable: bool) -> WorkFailure:
-        return cls(key, status_number(error), str(error), retryable, handed_back=isinstance(error, Leaving))
+        return cls(key, status_number(error), str(error), retryable, handed_back=isinstance(error, Leaving | Full))
 
     @property
     def error(self) -> PdserveError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.engine.handle import Emit
-from common.errors import FailedPrecondition, InvalidRequest, Leaving, PdserveError, ResourceExhausted
+from common.errors import FailedPrecondition, Full, InvalidRequest, Leaving, PdserveError
 from common.work import TokenOut, WorkFailure
 from decode_worker.commands import Prefill
 from decode_worker.decoding import Decoding
@@ -46,7 +46,7 @@ class LocalPrefill:
             if draining:
                 raise Leaving("this decode worker is draining")
             if len(self._tickets) >= self._limits.max_prompts:
-                raise ResourceExhausted(f"this decode worker has {self._limits.max_prompts} prompts, which is its limit")
+                raise Full(f"this decode worker has {self._limits.max_prompts} prompts, which is its limit")
             self._tickets.prefill(command, is_running=lambda key: self._decoding.of_key(key) is not None)
         except PdserveError as error:
             retryable = not isinstance(error, InvalidRequest)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, Final
 
-from common.errors import PdserveError, ResourceExhausted
+from common.errors import Full, PdserveError
 from common.recent import Recent
 from common.work_key import WorkKey
 from prefill_worker.journey import Journey, Tools
@@ -37,7 +37,7 @@ class Journeys:
 
     def begin(self, order: Order, *, report: Report) -> Journey | None:
         """Starts on a request; None if it was cancelled before it came (all its completions were). A key already here is the same
-        submission again, and ignored. Raises ResourceExhausted when there are too many."""
+        submission again, and ignored. Raises Full when there are too many."""
         key = order.req.key
         keys = [key.for_completion(offset) for offset in range(order.req.n)]
         self._cancelled.forget_old(self._tools.clock())
@@ -45,7 +45,7 @@ class Journeys:
         if len(dead) == len(keys) or key in self._by_key:
             return None
         if len(self._journeys) >= self._max_requests:
-            raise ResourceExhausted(f"this prefill worker has {self._max_requests} requests, which is its limit")
+            raise Full(f"this prefill worker has {self._max_requests} requests, which is its limit")
         journey = Journey(order, tools=self._tools, report=report)
         self._journeys.add(journey)
         self._by_key.update(dict.fromkeys(journey.keys, journey))

@@ -33,7 +33,7 @@ class WorkEvents(Protocol):
         """By a decode worker that has no page for it."""
 
     def handed_back(self, completion: Completion, reason: str) -> None:
-        """By a worker that is leaving in order."""
+        """By a worker that is leaving in order, or full."""
 
     def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
         """blame: ids of the workers that may be at fault."""

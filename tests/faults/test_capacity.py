@@ -70,6 +70,23 @@ async def test_a_pool_for_two_requests_serves_twenty(narrow: Cluster, tiny: Path
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("split", [True, False], ids=["prefill and decode", "local prefill"])
+async def test_cap_06_what_a_worker_has_no_place_for_goes_on_when_it_has(tiny: Path, tmp_path: Path, split: bool) -> None:
+    limit = ["--max-requests", "2"]
+    sides: dict[str, Any] = {"prefill_args": limit} if split else {"decode_args": ["--local-prefill", "always", *limit]}
+    args = ["--page-size", "4", "--pool-pages", "200", "--max-context", "300"]
+    with Cluster(tmp_path, tiny, prefill=int(split), worker_args=args, **sides) as cluster:
+        async with cluster.client() as client:
+            prompts = [prompt(30, seed=i) for i in range(20)]
+            sampling = {"max_tokens": 8, "ignore_eos": True}
+            answers = await asyncio.gather(
+                *(client.generate(ids, n=1 + i % 2, sampling=sampling) for i, ids in enumerate(prompts))
+            )
+            for ids, answer in zip(prompts, answers, strict=True):
+                assert all(one.ids == reference.best(tiny, ids, one.ids) for one in answer.completions.values())
+            await cluster.assert_idle(client)
+
+
 async def test_seeded_sampling_survives_retraction(narrow: Cluster) -> None:
     async with narrow.client() as client:
         sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.0}
