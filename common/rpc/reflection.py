@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.descriptor import FileDescriptor
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 ALPHA: Final = "grpc.reflection.v1alpha"
@@ -17,7 +18,7 @@ SERVICES: Final = tuple(f"{package}.ServerReflection" for package in (ALPHA, STA
 
 def enable_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
     """services: full names of those that are listed, besides these two."""
-    _describe_stable()
+    describe_stable()
     servicer = reflection.aio.ReflectionServicer((*services, *SERVICES))
     for name in SERVICES:
         method: Any = grpc.stream_stream_rpc_method_handler(
@@ -29,7 +30,7 @@ def enable_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers((handler,))
 
 
-def _describe_stable() -> None:
+def describe_stable() -> FileDescriptor:
     """So that v1 is described, too. Idempotent."""
     file = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
@@ -41,4 +42,6 @@ def _describe_stable() -> None:
     for method in file.service[0].method:
         method.input_type = method.input_type.replace(ALPHA, STABLE)
         method.output_type = method.output_type.replace(ALPHA, STABLE)
-    descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
+    pool = descriptor_pool.Default()
+    pool.AddSerializedFile(file.SerializeToString())
+    return pool.FindFileByName(file.name)

@@ -13,6 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from common.rpc import reflection
 from common.rpc.gen.pdserve import v1
 
 
@@ -20,7 +21,7 @@ def _files() -> Iterator[Any]:
     for found in pkgutil.iter_modules(v1.__path__):
         if found.name.endswith("_pb2"):
             yield importlib.import_module(f"{v1.__name__}.{found.name}").DESCRIPTOR
-    yield from (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+    yield from (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, reflection.describe_stable())
 
 
 FILES: tuple[FileDescriptor, ...] = tuple(_files())
@@ -29,7 +30,7 @@ ROLES = {
     "prefill": ("pdserve.v1.PrefillService",),
     "decode": ("pdserve.v1.DecodeService", "pdserve.v1.HandoffService"),
 }
-ON_ALL = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
+ON_ALL = ("grpc.health.v1.Health", *reflection.SERVICES)
 
 
 class Rpc(NamedTuple):

@@ -160,7 +160,7 @@ async def test_a_refused_commit_fails_the_attempt_after_the_first_token_was_told
 
 
 async def test_an_unanswered_commit_is_repeated_until_it_is(stands: Stands) -> None:
-    stand = await stands(lease_ms=600)
+    stand = await stands(lease_ms=3000)
     stand.decode.after["Commit"] = aborts(Status.UNAVAILABLE, times=3)
     await stand.finish(stand.submit(IDS))
     assert stand.report.kinds[-1] == "handed_off" and len(stand.decode.ticket.commits) == 4

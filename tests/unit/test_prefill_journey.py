@@ -108,10 +108,10 @@ async def test_a_completion_given_up_before_the_commit_is_not_run(stands: Stands
 
 
 async def test_reserve_is_the_back_pressure_and_waits_as_long_as_the_deadline_lets_it(stands: Stands) -> None:
-    stand, go = await stands(lease_ms=300), asyncio.Event()
+    stand, go = await stands(lease_ms=1000), asyncio.Event()
     stand.decode.before["Reserve"] = waits(go)
     journey = stand.submit(IDS)
-    await asyncio.sleep(0.5)  # Longer than the lease: it must count from the answer, not from the question.
+    await asyncio.sleep(1.2)  # Longer than the lease: it must count from the answer, not from the question.
     assert journey.state is State.RESERVING and stand.report.kinds == []
     go.set()
     await stand.finish(journey)

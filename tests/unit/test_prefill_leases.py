@@ -27,7 +27,7 @@ Status = grpc.StatusCode
 async def test_a_ticket_granted_after_a_wait_longer_than_its_lease_does_not_run_out_while_it_is_renewed(
     stands: Stands,
 ) -> None:
-    stand, go = await stands(lease_ms=600), asyncio.Event()
+    stand, go = await stands(lease_ms=1500), asyncio.Event()
 
     async def slow(request: Any, context: Any) -> None:
         await asyncio.sleep(0.1)  # A decode worker answers between two steps.
@@ -35,7 +35,7 @@ async def test_a_ticket_granted_after_a_wait_longer_than_its_lease_does_not_run_
     stand.decode.before["Renew"] = slow
     stand.decode.before["Reserve"] = waits(go)
     journey = stand.submit(IDS)
-    await asyncio.sleep(0.7)
+    await asyncio.sleep(1.6)
     go.set()
     await stand.finish(journey)
     assert stand.report.kinds == ["started", "first_token", "handed_off"]
@@ -55,7 +55,7 @@ async def test_a_ticket_granted_after_the_request_was_cancelled_is_given_back(st
 
 
 async def test_a_lost_lease_found_while_committing_does_not_undo_a_commit_that_succeeds(stands: Stands) -> None:
-    stand, go = await stands(lease_ms=600), asyncio.Event()
+    stand, go = await stands(lease_ms=3000), asyncio.Event()
     stand.decode.after["Commit"] = waits(go)
     journey = stand.submit(IDS)
     await eventually(lambda: "Renew" in stand.decode.calls, within=2)
@@ -66,13 +66,13 @@ async def test_a_lost_lease_found_while_committing_does_not_undo_a_commit_that_s
 
 @pytest.mark.parametrize("transport", ["grpc", "shm"])
 async def test_a_lease_is_renewed_while_the_prompt_is_being_computed(stands: Stands, transport: str) -> None:
-    stand = await stands(transport=transport, lease_ms=600, chunk_tokens=1, before_run=lambda batch: time.sleep(0.1))
+    stand = await stands(transport=transport, lease_ms=1500, chunk_tokens=1, before_run=lambda batch: time.sleep(0.2))
     await stand.finish(stand.submit(IDS))
     assert stand.report.kinds[-1] == "handed_off" and stand.decode.ticket.renewals >= 3
 
 
 async def test_one_call_renews_all_leases_of_a_decode_worker(stands: Stands) -> None:
-    stand, go = await stands(lease_ms=200), asyncio.Event()
+    stand, go = await stands(lease_ms=1500), asyncio.Event()
     stand.decode.before["Commit"] = waits(go)
     journeys = [stand.submit([i], uid=i) for i in (1, 2, 3)]
     await eventually(lambda: all(t.renewals for t in stand.decode.tickets.values()) and len(stand.decode.tickets) == 3, within=2)
