@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.errors import Leaving, PdserveError, from_status
 from common.rpc.gen.pdserve.v1 import decode_pb2, prefill_pb2, work_pb2
@@ -39,11 +39,16 @@ class WorkEvents(Protocol):
         """blame: ids of the workers that may be at fault."""
 
 
+class _Live(NamedTuple):
+    completion: Completion
+    events: WorkEvents
+
+
 class Dispatch:
     """A SessionReceiver. Holds every completion some worker may still say something about."""
 
     def __init__(self) -> None:
-        self._live: dict[int, tuple[Completion, WorkEvents]] = {}
+        self._live: dict[int, _Live] = {}
 
     def __len__(self) -> int:
         return len(self._live)
@@ -53,7 +58,7 @@ class Dispatch:
         return Counter(completion.stage for completion, _ in list(self._live.values()))
 
     def add(self, completion: Completion, events: WorkEvents) -> None:
-        self._live[completion.uid] = completion, events
+        self._live[completion.uid] = _Live(completion, events)
 
     def remove(self, completion: Completion) -> None:
         """Idempotent."""
@@ -63,45 +68,44 @@ class Dispatch:
         match message.WhichOneof("message"):
             case "step":
                 now = time.monotonic()
-                live = self._live
                 for token in message.step.tokens:
-                    entry = live.get(token.uid)
-                    if entry is not None and (completion := entry[0]).attempt_number == token.attempt:
+                    live = self._live.get(token.uid)
+                    if live is not None and (completion := live.completion).attempt_number == token.attempt:
                         if completion.stage is not Stage.DECODE:
-                            self._decode_was_first(completion, entry[1], token, now)
+                            self._decode_was_first(live, token, now)
                         completion.deliver(token, now)
             case "started":
                 self._started(message.started)
             case "holding":
-                if (entry := self._find(message.holding)) is not None:
-                    entry[1].inquiry_answered(entry[0], is_committed=message.holding.committed, now=time.monotonic())
+                if (live := self._find(message.holding)) is not None:
+                    live.events.inquiry_answered(live.completion, is_committed=message.holding.committed, now=time.monotonic())
             case "retracted":
-                if (entry := self._find(message.retracted)) is not None:
-                    entry[1].retracted(entry[0])
+                if (live := self._find(message.retracted)) is not None:
+                    live.events.retracted(live.completion)
             case "failure":
                 # Before the hand-off (a lease ran out, say) the prefill worker is a suspect too.
-                entry = self._find(message.failure)
-                is_shared = entry is not None and entry[0].stage is Stage.PREFILL
+                live = self._find(message.failure)
+                is_shared = live is not None and live.completion.stage is Stage.PREFILL
                 self._failed(message.failure, blame=frozenset() if is_shared else frozenset({worker.id}))
 
-    def _decode_was_first(self, completion: Completion, events: WorkEvents, token: work_pb2.Token, now: float) -> None:
+    def _decode_was_first(self, live: _Live, token: work_pb2.Token, now: float) -> None:
         """Its stream overtook the prefill worker's, whose news are then told from the repeated first token; or it has made this
         token itself."""
         if token.HasField("cached_tokens"):
-            events.prefill_started(completion, token.cached_tokens, now)
-        events.handed_off(completion, now)
+            live.events.prefill_started(live.completion, token.cached_tokens, now)
+        live.events.handed_off(live.completion, now)
 
     def prefill_message(self, worker: Worker, message: prefill_pb2.PrefillSessionResponse) -> None:
         now = time.monotonic()
         match message.WhichOneof("message"):
             case "first_token":
-                if (entry := self._find(message.first_token)) is not None:
-                    entry[0].deliver(message.first_token, now)
+                if (live := self._find(message.first_token)) is not None:
+                    live.completion.deliver(message.first_token, now)
             case "started":
                 self._started(message.started)
             case "handed_off":
-                if (entry := self._find(message.handed_off)) is not None:
-                    entry[1].handed_off(entry[0], now)
+                if (live := self._find(message.handed_off)) is not None:
+                    live.events.handed_off(live.completion, now)
             case "failure":
                 if not self._is_taken_over(message.failure):
                     # It may have been the decode worker that failed it, so both are suspects.
@@ -110,17 +114,17 @@ class Dispatch:
     def _is_taken_over(self, failure: work_pb2.Failure) -> bool:
         """The decode worker makes its tokens already, or those of another of its group: it was the answer to the Commit that was
         lost, not the request."""
-        if (entry := self._find(failure)) is None or (attempt := entry[0].attempt) is None:
+        if (live := self._find(failure)) is None or (attempt := live.completion.attempt) is None:
             return False
         group = [member for member in attempt.members if member.attempt is attempt]
         taken_over = any(member.stage is Stage.DECODE for member in group)
         if taken_over:
-            log.info("attempt %d goes on, although %s", attempt.number, failure.message, extra=entry[0].extra)
+            log.info("attempt %d goes on, although %s", attempt.number, failure.message, extra=live.completion.extra)
         return taken_over
 
     def _started(self, started: prefill_pb2.PrefillStarted) -> None:
-        if (entry := self._find(started)) is not None:
-            entry[1].prefill_started(entry[0], started.cached_tokens, time.monotonic())
+        if (live := self._find(started)) is not None:
+            live.events.prefill_started(live.completion, started.cached_tokens, time.monotonic())
 
     def session_ended(self, worker: Worker, error: PdserveError) -> None:
         for completion, events in list(self._live.values()):
@@ -141,15 +145,16 @@ class Dispatch:
         | prefill_pb2.HandedOff
         | decode_pb2.Retracted
         | decode_pb2.Holding,
-    ) -> tuple[Completion, WorkEvents] | None:
-        entry = self._live.get(about.uid)
-        return entry if entry is not None and entry[0].attempt_number == about.attempt else None
+    ) -> _Live | None:
+        """None unless it is about the current attempt."""
+        live = self._live.get(about.uid)
+        return live if live is not None and live.completion.attempt_number == about.attempt else None
 
     def _failed(self, failure: work_pb2.Failure, *, blame: frozenset[str]) -> None:
-        if (entry := self._find(failure)) is None:
+        if (live := self._find(failure)) is None:
             return
         if failure.handed_back:
-            entry[1].handed_back(entry[0], failure.message)
+            live.events.handed_back(live.completion, failure.message)
         else:
             error = from_status(failure.code, failure.message)
-            entry[1].failed(entry[0], error, retryable=failure.retryable, blame=blame)
+            live.events.failed(live.completion, error, retryable=failure.retryable, blame=blame)
