@@ -3,119 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Any
 
 import grpc
 import pytest
 
-from common.address import Address
-from common.errors import LEAVING_METADATA, Leaving
-from common.rpc.channels import make_channel
-from common.rpc.gen.pdserve.v1 import prefill_pb2, prefill_pb2_grpc
-from common.rpc.server import bind, make_server
+from common.rpc.gen.pdserve.v1 import prefill_pb2
 from common.wire import req_to_pb
 from prefill_worker import session as session_module
-from prefill_worker.servicer import PrefillServicer
 from tests.helpers.eventually import eventually
-from tests.helpers.fake_decode import FakeDecode
+from tests.helpers.fake_decode import waits
 from tests.helpers.fake_runner import next_token
 from tests.helpers.prefill_core import EPOCH, make_req
-from tests.helpers.prefill_stand import PrefillStand
+from tests.helpers.prefill_service import Request, serving
 
 pytestmark = pytest.mark.cluster
 IDS = list(range(10))
-Request = prefill_pb2.PrefillSessionRequest
-Response = prefill_pb2.PrefillSessionResponse
 Status = grpc.StatusCode
-
-
-class Router:
-    """One session, as a router would hold it."""
-
-    def __init__(self, stub: Any, decode: FakeDecode) -> None:
-        self.call = stub.Session()
-        self._decode = decode
-
-    async def hello(self, epoch: int = EPOCH) -> Response:
-        await self.call.write(Request(hello=prefill_pb2.SessionHello(router_epoch=epoch)))
-        return await self.read()
-
-    async def submit(self, ids: Sequence[int], *, uid: int = 1, deadline_ms: int = 0, **fields: Any) -> None:
-        decode = fields.pop("decode", self._decode)
-        submit = prefill_pb2.Submit(req=req_to_pb(make_req(ids, uid=uid, **fields)))
-        submit.req.deadline_ms = deadline_ms
-        if decode is not None:
-            submit.decode_address, submit.decode_worker = decode.address, decode.worker_id
-        await self.call.write(Request(submit=submit))
-
-    async def cancel(self, uid: int, attempt: int = 1) -> None:
-        await self.call.write(Request(cancel=prefill_pb2.CancelWork(uid=uid, attempt=attempt)))
-
-    async def read(self) -> Response:
-        message = await asyncio.wait_for(self.call.read(), 5)
-        assert isinstance(message, Response), "the session ended"
-        return message
-
-    async def kinds(self, count: int) -> list[str]:
-        return [str((await self.read()).WhichOneof("message")) for _ in range(count)]
-
-    async def end(self) -> tuple[grpc.StatusCode, str]:
-        """Reads to the end; how the worker ended the stream."""
-        try:
-            while await asyncio.wait_for(self.call.read(), 5) is not grpc.aio.EOF:
-                pass
-        except grpc.aio.AioRpcError:
-            pass  # Read ends so unless the status is OK.
-        return await self.call.code(), await self.call.details()
-
-
-class Serving:
-    """What a test of the service needs at hand."""
-
-    def __init__(self, stand: PrefillStand, servicer: PrefillServicer, stub: Any) -> None:
-        self.stand, self.servicer, self.stub, self.decode = stand, servicer, stub, stand.decode
-
-    def router(self) -> Router:
-        return Router(self.stub, self.decode)
-
-    async def open(self, epoch: int = EPOCH) -> Router:
-        router = self.router()
-        assert (await router.hello(epoch)).opened.worker_id == "prefill-test"
-        return router
-
-
-@asynccontextmanager
-async def serving(*, longest: float = 20.0, started: bool = True, **kwargs: Any) -> AsyncIterator[Serving]:
-    decode = FakeDecode()
-    await decode.start()
-    stand = PrefillStand(decode, **kwargs)
-    if started:
-        await stand.worker.start()
-    server = make_server()
-    servicer = PrefillServicer(stand.worker, longest=timedelta(seconds=longest))
-    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
-    address = await bind(server, Address("127.0.0.1", 0))
-    await server.start()
-    try:
-        async with make_channel(address) as channel:
-            yield Serving(stand, servicer, prefill_pb2_grpc.PrefillServiceStub(channel))
-            await channel.close(None)
-        if started:
-            await stand.assert_idle()
-    finally:
-        await server.stop(None)
-        await stand.worker.close()
-        await decode.stop()
-
-
-def waits(event: asyncio.Event) -> Any:
-    async def hook(request: Any, context: Any) -> None:
-        await event.wait()
-
-    return hook
 
 
 async def test_a_submission_is_answered_with_its_start_its_first_token_and_the_hand_off() -> None:
@@ -267,56 +171,6 @@ async def test_a_request_without_a_deadline_is_bounded_too() -> None:
         router = await at.open()
         await router.submit(IDS)
         assert (await router.read()).failure.code == Status.DEADLINE_EXCEEDED.value[0]
-        never.set()
-
-
-async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new_FLT_06() -> None:
-    async with serving() as at:
-        go = asyncio.Event()
-        at.decode.before["Reserve"] = waits(go)
-        router = await at.open()
-        await router.submit(IDS, uid=1)
-        await eventually(lambda: "Reserve" in at.decode.calls, within=2)
-        draining = asyncio.create_task(at.stand.worker.drain(timedelta(seconds=5)))
-        await eventually(lambda: at.stand.worker.load().draining, within=1)
-        await router.submit(IDS, uid=2)
-        failure = (await router.read()).failure
-        assert (failure.uid, failure.code, failure.retryable) == (2, Status.UNAVAILABLE.value[0], True)
-        assert failure.handed_back, "it costs the request no attempt"
-        go.set()
-        assert await router.kinds(3) == ["started", "first_token", "handed_off"]
-        await asyncio.wait_for(draining, 2)
-
-        at.stand.worker.undrain()
-        await router.submit(IDS, uid=3)
-        assert await router.kinds(3) == ["started", "first_token", "handed_off"]
-
-
-async def test_what_a_leaving_decode_worker_refuses_is_handed_back() -> None:
-    async def leaving(request: Any, context: Any) -> None:
-        await context.abort(Status.UNAVAILABLE, "this decode worker is draining", (LEAVING_METADATA,))
-
-    async with serving() as at:
-        at.decode.before["Reserve"] = leaving
-        router = await at.open()
-        await router.submit(IDS, uid=1)
-        failure = (await router.read()).failure
-        assert failure.handed_back and failure.message == "this decode worker is draining"
-
-
-async def test_what_is_left_after_the_grace_is_handed_back_and_the_session_ends_with_a_status_GRP_02() -> None:
-    async with serving() as at:
-        never = asyncio.Event()
-        at.decode.before["Reserve"] = waits(never)
-        router = await at.open()
-        await router.submit(IDS)
-        await eventually(lambda: "Reserve" in at.decode.calls, within=2)
-        await at.stand.worker.drain(timedelta(seconds=0.1))
-        failure = (await router.read()).failure
-        assert "is leaving" in failure.message and failure.retryable and failure.handed_back
-        await at.servicer.end_sessions(Leaving("it has left"), flush_seconds=1)
-        assert await router.end() == (Status.UNAVAILABLE, "it has left")
-        assert LEAVING_METADATA in tuple(await router.call.trailing_metadata() or ())
         never.set()
 
 
