@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from tests.helpers.fake_decode import FakeDecode
+from tests.helpers.prefill_core import CoreDriver
 from tests.helpers.prefill_stand import PrefillStand, Stands
 
 
@@ -24,3 +25,19 @@ async def stands() -> AsyncIterator[Stands]:
             return await stack.enter_async_context(PrefillStand(decode, **kwargs))
 
         yield make
+
+
+@pytest.fixture
+def drivers() -> Iterator[Any]:
+    """Makes drivers of prefill cores; at the end each must be able to give everything back."""
+    made: list[CoreDriver] = []
+
+    def make(**kwargs: Any) -> CoreDriver:
+        made.append(CoreDriver(**({"page_size": 4} | kwargs)))
+        return made[-1]
+
+    yield make
+    for driver in made:
+        for key in list(driver.core._jobs):
+            driver.forget(key)
+        driver.assert_idle()

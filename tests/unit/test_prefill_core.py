@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from common.core import SamplingParams
-from common.errors import AlreadyExists, OutOfRange
 from common.work import FinishReason
-from prefill_worker.commands import Admit, Extend, FlushPrefixCache
+from prefill_worker.commands import FlushPrefixCache
 from prefill_worker.events import PrefillDone, Stats
 from tests.helpers.fake_runner import EOS, next_token
 from tests.helpers.prefill_core import CoreDriver, make_req
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("each_lookahead")]
 PAGE = 4
-
-
-@pytest.fixture
-def drivers() -> Iterator[Any]:
-    """Makes drivers; at the end each must be able to give everything back."""
-    made: list[CoreDriver] = []
-
-    def make(**kwargs: Any) -> CoreDriver:
-        made.append(CoreDriver(**({"page_size": PAGE} | kwargs)))
-        return made[-1]
-
-    yield make
-    for driver in made:
-        for key in list(driver.core._jobs):
-            driver.forget(key)
-        driver.assert_idle()
 
 
 @pytest.mark.parametrize("length", [1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 7, 8, 9, 8 + PAGE])
@@ -128,144 +110,6 @@ def test_no_step_computes_more_tokens_than_the_budget(drivers: Any) -> None:
     driver.run()
     assert all(sum(tokens for _, tokens in batch) <= 8 for batch in driver.runner.batches)
     assert sum(tokens for batch in driver.runner.batches for _, tokens in batch) == 7 + 14 + 21
-
-
-def test_admission_waits_for_pages_in_order_of_priority_then_arrival(drivers: Any) -> None:
-    driver = drivers(num_pages=4, max_context=16)
-    first = driver.admit(make_req(range(16), uid=1, output_len=1))
-    late = driver.admit(make_req(range(100, 116), uid=3, output_len=1))
-    early = driver.admit(make_req(range(50, 66), uid=2, output_len=1))
-    urgent = driver.admit(make_req(range(150, 166), uid=4, output_len=1, priority=1))
-    order = []
-    for _ in range(4):
-        (key,) = [key for key in driver.admitted if key not in order]
-        order.append(key)
-        driver.compute(key)
-        driver.run()
-        driver.forget(key)
-    assert order == [first, urgent, early, late]
-
-
-def test_a_small_prompt_does_not_overtake_a_large_one_that_waits_for_pages(drivers: Any) -> None:
-    driver = drivers(num_pages=4, max_context=16)
-    holder = driver.admit(make_req(range(8), uid=1))
-    large = driver.admit(make_req(range(20, 36), uid=2))
-    small = driver.admit(make_req(range(50, 53), uid=3))
-    assert set(driver.admitted) == {holder}
-    driver.forget(holder)
-    assert set(driver.admitted) == {holder, large}
-    driver.forget(large)
-    assert small in driver.admitted
-
-
-def test_at_most_max_running_requests_hold_pages(drivers: Any) -> None:
-    driver = drivers(max_running=2)
-    keys = [driver.admit(make_req([uid], uid=uid)) for uid in (1, 2, 3)]
-    assert set(driver.admitted) == set(keys[:2])
-    driver.forget(keys[0])
-    assert set(driver.admitted) == set(keys)
-
-
-def test_a_prompt_that_can_never_fit_the_pool_is_refused_naming_pages_and_limit_HND_01(drivers: Any) -> None:
-    driver = drivers(num_pages=3, max_context=64)
-    with pytest.raises(OutOfRange, match=r"3 pages of 4 tokens.*13 tokens = 4 pages"):
-        driver.core.handle(Admit(make_req(range(13))), 0)
-    driver.prefill(range(12), uid=2)
-
-
-def test_a_prompt_beyond_the_context_is_refused_naming_the_limit_BND_01(drivers: Any) -> None:
-    driver = drivers(num_pages=32, max_context=10)
-    with pytest.raises(OutOfRange, match="at most 10 tokens.*11"):
-        driver.core.handle(Admit(make_req(range(11))), 0)
-    driver.prefill(range(10), uid=2)
-
-
-def test_a_key_that_is_here_is_refused(drivers: Any) -> None:
-    driver = drivers()
-    driver.admit(make_req([1], uid=1))
-    with pytest.raises(AlreadyExists):
-        driver.core.handle(Admit(make_req([1], uid=1)), 9)
-
-
-@pytest.mark.parametrize("state", ["queued", "reserving", "computing", "committing"])
-def test_a_request_is_forgotten_in_every_state_and_the_next_gets_its_place_CAN_01(drivers: Any, state: str) -> None:
-    driver = drivers(num_pages=4, max_context=16, chunk_tokens=4)
-    if state == "queued":
-        holder = driver.admit(make_req([9], uid=1))
-        key = driver.admit(make_req(range(16), uid=2))
-        driver.forget(key)
-        driver.forget(holder)
-    else:
-        key = driver.admit(make_req(range(16), uid=2))
-        if state != "reserving":
-            driver.compute_for_grpc(key, pages=4)
-            driver.step()
-        if state == "committing":
-            driver.run()
-        driver.forget(key)
-    driver.forget(key)  # Unknown by now, and fine.
-    driver.assert_idle()
-    driver.prefill(range(100, 116), uid=3)
-
-
-def test_what_was_computed_before_a_cancel_is_a_prefix_hit_later(drivers: Any) -> None:
-    driver = drivers(chunk_tokens=6)
-    key = driver.admit(make_req(range(20), uid=1))
-    driver.compute(key)
-    driver.step()
-    driver.forget(key)
-    assert driver.admitted[driver.admit(make_req(range(20), uid=2))].cached_tokens == PAGE
-
-
-def test_an_abandoned_admission_is_taken_back_also_after_its_reply(drivers: Any) -> None:
-    driver = drivers(max_running=1)
-    first, second = driver.admit(make_req([1], uid=1)), driver.admit(make_req([2], uid=2))
-    driver.abandon(second)
-    driver.abandon(first)
-    driver.assert_idle()
-
-
-def test_no_chunk_starts_after_the_lease_and_pages_stay_until_forgotten(drivers: Any) -> None:
-    driver = drivers(chunk_tokens=4)
-    key = driver.admit(make_req(range(12), uid=1))
-    driver.compute_for_grpc(key, pages=3, deadline=driver.clock + 1)
-    driver.step()
-    driver.clock += 1
-    driver.step()
-    assert "lease" in str(driver.broken(key).error)
-    assert driver.runner.computed_tokens == 4 and not driver.core.has_work()
-    assert len(driver.announced(key)) == 1 - driver.runner.lookahead  # What lands late is not sent.
-    driver.forget(key)
-
-
-def test_a_lease_that_ends_while_nothing_is_computed_breaks_the_request_by_the_clock(drivers: Any) -> None:
-    driver = drivers()
-    key = driver.admit(make_req(range(12), uid=1))
-    driver.compute_for_grpc(key, pages=3, deadline=driver.clock + 1)
-    driver.core.tick(driver.clock + 2)
-    assert driver.broken(key) and not driver.core.has_work()
-
-
-def test_a_page_completed_by_a_chunk_that_outlived_the_lease_is_not_sent(drivers: Any) -> None:
-    def slow(batch: object) -> None:
-        driver.clock += 5
-
-    driver = drivers(before_run=slow)
-    key = driver.admit(make_req(range(4), uid=1))
-    driver.compute_for_grpc(key, pages=1, deadline=driver.clock + 1)
-    driver.run()
-    assert driver.announced(key) == [] and not driver.of(PrefillDone, key)
-    assert driver.broken(key)
-
-
-def test_a_renewed_lease_lets_the_request_go_on(drivers: Any) -> None:
-    driver = drivers(chunk_tokens=4)
-    key = driver.admit(make_req(range(12), uid=1))
-    driver.compute_for_grpc(key, pages=3, deadline=driver.clock + 1)
-    driver.do(Extend({key: driver.clock + 10, key._replace(uid=99): 0.0}))
-    driver.clock += 5
-    driver.run()
-    assert driver.done(key).pages_sent == 3
 
 
 def test_n_completions_get_a_first_token_each_from_one_prefill(drivers: Any) -> None:
