@@ -29,7 +29,7 @@ class Address(NamedTuple):
         if bracketed:
             host = host[1:-1]
         well_formed = bool(host) and bracketed == (":" in host) and not set(host) & set("[]/ ")
-        if not (colon and well_formed and port.isascii() and port.isdigit()):
+        if not (colon and well_formed and _is_name(host) and port.isascii() and port.isdigit()):
             raise ValueError(f"{RULE}, got {text!r}")
         if int(port) > 65535:
             raise ValueError(f"port must be at most 65535, got {text!r}")
@@ -56,6 +56,15 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _is_name(host: str) -> bool:
+    """What a resolver takes: its labels have 1 to 63 characters."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 class UnixAddress(Address):
