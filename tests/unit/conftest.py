@@ -1,21 +1,24 @@
-"""What several rooms' tests arrange in the same way."""
+"""What several rooms' tests arrange in the same way. Torch is imported where it is asked for: most rooms do without."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.helpers.fake_decode import FakeDecode
-from tests.helpers.prefill_core import CoreDriver
-from tests.helpers.prefill_stand import PrefillStand, Stands
+if TYPE_CHECKING:
+    from tests.helpers.prefill_core import CoreDriver
+    from tests.helpers.prefill_stand import PrefillStand, Stands
 
 
 @pytest.fixture
 async def stands() -> AsyncIterator[Stands]:
     """Makes a prefill worker with its decode worker; both are checked and closed at the end."""
+    from tests.helpers.fake_decode import FakeDecode
+    from tests.helpers.prefill_stand import PrefillStand
+
     async with AsyncExitStack() as stack:
 
         async def make(*, lease_ms: int = 10_000, offer_shm: bool = True, **kwargs: Any) -> PrefillStand:
@@ -30,6 +33,8 @@ async def stands() -> AsyncIterator[Stands]:
 @pytest.fixture
 def drivers() -> Iterator[Any]:
     """Makes drivers of prefill cores; at the end each must be able to give everything back."""
+    from tests.helpers.prefill_core import CoreDriver
+
     made: list[CoreDriver] = []
 
     def make(**kwargs: Any) -> CoreDriver:
