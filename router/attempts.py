@@ -78,6 +78,7 @@ class Attempts:
     def handed_off(self, completion: Completion, now: float) -> None:
         if completion.stage is Stage.PREFILL:
             completion.move_to(Stage.DECODE)
+            completion.avoid = frozenset()  # Others have served it since.
             assert completion.attempt is not None
             completion.attempt.stake.joined()
             self._fleet.circuits.succeeded(completion.attempt.pair)

@@ -26,6 +26,8 @@ from router.queueing.waiter import Waiter
 LOOKAHEAD = 16
 """How many of the line may be next, of those that some worker could take: whoever is first and finds no room is bypassed by
 these alone."""
+AVOID_SECONDS = 2.0
+"""How long it waits for room on others than those that failed it: whoever is silent is known to be by then."""
 HINT_SECONDS = 0.1
 """How long what was said of when to try again, in whole seconds, is said again."""
 
@@ -68,8 +70,10 @@ class RequestQueue:
         if not waiter.is_begun and (error := self._forecast(waiter).why_not_wait(self._time_left(waiter))) is not None:
             self._refuse(waiter, error)
             return
-        seconds = self._longest_wait.total_seconds()
-        waiter.timer = asyncio.get_running_loop().call_later(seconds, self._waited_too_long, waiter)
+        loop, seconds = asyncio.get_running_loop(), self._longest_wait.total_seconds()
+        waiter.timer = loop.call_later(seconds, self._waited_too_long, waiter)
+        if waiter.ask.avoid:
+            waiter.pardon = loop.call_later(AVOID_SECONDS, self._avoid_nobody, waiter)
         self._watch(waiter)
 
     def enter_later(self, waiter: Waiter, *, delay_seconds: float) -> None:
@@ -169,6 +173,11 @@ class RequestQueue:
 
     def _time_left(self, waiter: Waiter) -> float | None:
         return None if waiter.deadline is None else waiter.deadline - self._clock()
+
+    def _avoid_nobody(self, waiter: Waiter) -> None:
+        """Those that failed it may idle while all others are full."""
+        waiter.pardon, waiter.ask = None, waiter.ask._replace(avoid=frozenset())
+        self._serve_soon()
 
     def _waited_too_long(self, waiter: Waiter) -> None:
         seconds = self._longest_wait.total_seconds()

@@ -27,7 +27,8 @@ class Waiter:
     deadline: time.monotonic() seconds.
     is_begun: it has had an attempt. place: None until it is in line for the first time.
     bypassed: how many that stood behind it have gone before it.
-    timer, search: the RequestQueue's, while it waits; search: while no worker could ever take it.
+    timer, pardon, search: the RequestQueue's, while it waits; pardon: until it avoids nobody any more; search: while no worker
+    could ever take it.
     """
 
     ask: Ask
@@ -44,11 +45,12 @@ class Waiter:
     place: Place | None = None
     bypassed: int = 0
     timer: asyncio.TimerHandle | None = None
+    pardon: asyncio.TimerHandle | None = None
     search: asyncio.Task[None] | None = None
 
     def unwatch(self) -> None:
         """It waits no more."""
-        for watch in (self.timer, self.search):
+        for watch in (self.timer, self.pardon, self.search):
             if watch is not None:
                 watch.cancel()
-        self.timer = self.search = None
+        self.timer = self.pardon = self.search = None

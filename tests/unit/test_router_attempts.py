@@ -256,3 +256,16 @@ async def test_what_an_earlier_attempt_has_computed_is_not_told_as_cached(found:
         attempts.prefill_started(first, tokens, 0.0)
     assert attempts.cached_tokens == cached
     attempts.close()
+
+
+async def test_who_failed_it_is_avoided_until_others_have_taken_it_over() -> None:
+    queue = OneTurn()
+    attempts, (first,) = make(queue, [], n=1)
+    attempts.begin()
+    attempts.failed(first, Unavailable("Socket closed"), retryable=True, blame=frozenset({"d"}))
+    assert queue.waiters[-1].ask.avoid == {"d"}
+    queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("e", "decode")))
+    attempts.handed_off(first, 0.0)
+    attempts.retracted(first)
+    assert queue.waiters[-1].ask.avoid == set()
+    attempts.close()

@@ -15,6 +15,7 @@ from router.fleet.placement import Ask
 from router.fleet.policies import Placer
 from router.fleet.roster import Roster
 from router.fleet.workers import Worker
+from router.queueing import request_queue
 from router.queueing.answers import Answer
 from router.queueing.request_queue import LOOKAHEAD, RequestQueue
 from router.queueing.room import RoomRule
@@ -137,6 +138,21 @@ async def test_who_was_in_line_when_the_last_worker_fell_silent_waits_for_it_lik
     workers.join(worker("e", "decode"))
     await asyncio.sleep(0)
     assert fate.went is not None and there.search is None
+
+
+async def test_a_worker_that_failed_it_is_taken_again_once_no_other_has_had_room_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_queue, "AVOID_SECONDS", 0.01)
+    full = worker("p", "prefill", queued_tokens=100)
+    queue = queue_of(Workers(full, worker("q", "prefill"), worker("d", "decode")))
+    (made, fate), (gone, _) = (waiter(is_begun=True, ask=Ask(1, avoid=frozenset({"q"}))) for _ in range(2))
+    queue.enter(made)
+    queue.enter(gone)
+    assert fate.went is None
+    queue.leave(gone)
+    await eventually(lambda: fate.went is not None and fate.went.prefill.id == "q", within=1)
+    assert gone.pardon is None and len(queue) == 0
 
 
 async def test_without_a_pair_it_waits_as_long_as_the_fleet_says() -> None:
