@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common import interactive
+from common.rpc.channels import explained
 from common.rpc.client_options import ClientOptions, add_client_options
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
@@ -138,7 +139,7 @@ async def _look(stub: Any, shown: Callable[[RenderableType], None], *, address: 
 
 
 def _unanswered(address: str, error: grpc.aio.AioRpcError) -> str:
-    return f"no answer from a router on {address}: {error.code().name}: {error.details()}"
+    return f"no answer from a router on {address}: {error.code().name}: {explained(error.details() or '')}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from common import interactive
 from common.config import LARGEST
+from common.rpc.channels import explained
 from common.rpc.client_options import ClientOptions, add_client_options
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import generation_pb2_grpc
@@ -138,7 +139,7 @@ async def talk(parser: argparse.ArgumentParser) -> int:
         try:
             console.print(Text(f"{await chat.model()}. /reset, /quit; Ctrl-C stops an answer", style="dim"))
         except grpc.aio.AioRpcError as error:
-            print(f"error: no router answers on {arguments.router}: {error.details()}", file=sys.stderr)
+            print(f"error: no router answers on {arguments.router}: {explained(error.details() or '')}", file=sys.stderr)
             return 2
         await converse(chat, console)
     return 0

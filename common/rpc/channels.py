@@ -21,6 +21,13 @@ SHORTEST_SILENCE: Final = timedelta(seconds=1.3)
 _PING_PAUSE = timedelta(seconds=1)
 """gRPC sends no two pings sooner after each other."""
 _LOST_STATUS = "Internal error from Core"
+_NOT_CONNECTED = "failed to connect to all addresses"
+_MEANINGS = {
+    "Socket closed": "it hangs up on callers like this one: does it want TLS, or another certificate?",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of an authority that is trusted here, see --tls-ca",
+    "Hostname Verification Check failed": "its certificate is for another name than it was called by, see --tls-peer-name",
+}
 _SILENT = ("ping timeout", "Connection timed out", "User timeout")
 """In what gRPC says of a connection that it gave up because its other end said nothing."""
 
@@ -97,7 +104,14 @@ def error_of(error: grpc.aio.AioRpcError) -> PdserveError:
         return Unavailable("the peer ended the stream while it was being written to")
     if error.code() is grpc.StatusCode.CANCELLED:
         return Unavailable("the peer gave up the call")
-    return from_status(error.code(), error.details() or "")
+    return from_status(error.code(), explained(error.details() or ""))
+
+
+def explained(details: str) -> str:
+    """What gRPC says of a connection that it could not make, and in words what that mostly means."""
+    if not details.startswith(_NOT_CONNECTED):
+        return details
+    return details + next((f" ({meaning})" for sign, meaning in _MEANINGS.items() if sign in details), "")
 
 
 def is_silence(error: grpc.aio.AioRpcError) -> bool:
