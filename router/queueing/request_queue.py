@@ -28,6 +28,8 @@ LOOKAHEAD = 16
 these alone."""
 AVOID_SECONDS = 2.0
 """How long it waits for room on others than those that failed it: whoever is silent is known to be by then."""
+LULL_SECONDS = 1.0
+"""Without a line, after which a line is a new one: how long answers of other requests held up others says nothing of it."""
 HINT_SECONDS = 0.1
 """How long what was said of when to try again, in whole seconds, is said again."""
 
@@ -46,6 +48,7 @@ class RequestQueue:
         self._line = Line()
         self._pace = Pace()
         """Of prompts that were computed while somebody waited, for the first time each: what runs again gets nobody forward."""
+        self._empty_since: float | None = None
         self._answers = Answers()
         self._is_serving_soon = False
         self._hint: tuple[float, timedelta] | None = None
@@ -66,6 +69,7 @@ class RequestQueue:
         self._serve()
         if waiter not in self._line:
             return
+        self._end_lull()
         self._note_pace()
         if not waiter.is_begun and (error := self._forecast(waiter).why_not_wait(self._time_left(waiter))) is not None:
             self._refuse(waiter, error)
@@ -155,8 +159,15 @@ class RequestQueue:
             turn.waiter.unwatch()
             self._fleet.placer.took(turn.pair, turn.waiter.ask)
             turn.waiter.go(turn.pair)
-        if not self._line:
+        if not self._line and self._empty_since is None:
             self._note_pace()
+            self._empty_since = self._clock()
+
+    def _end_lull(self) -> None:
+        """Somebody waits."""
+        if self._empty_since is not None and self._clock() - self._empty_since > LULL_SECONDS:
+            self._pace = Pace()
+        self._empty_since = None
 
     def _next_turn(self) -> Turn | None:
         return next_turn(self._line.leading(LOOKAHEAD), self._fleet.roster, rule=self._rule, placer=self._fleet.placer)

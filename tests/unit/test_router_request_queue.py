@@ -327,3 +327,23 @@ async def test_time_without_a_pair_and_what_a_fault_held_up_are_not_the_line_s_p
     assert kept.error is None
     for each in (waits, made, again):
         queue.leave(each)
+
+
+@pytest.mark.parametrize(("lull", "is_refused"), [(0.5, True), (2.0, False)])
+async def test_a_new_line_is_not_held_to_the_pace_of_one_that_is_long_gone(lull: float, is_refused: bool) -> None:
+    clock = Clock()
+    p = worker("p", "prefill")
+    p.report(WorkerLoad(waiting=19, queued_tokens=1000))
+    queue = queue_of(Workers(p, worker("d", "decode")), clock=clock)
+    slow, _ = waiter(1000)
+    queue.enter(slow)
+    clock.now = 40.0
+    for _ in range(4):
+        queue.freed(1)  # Something else than prompts held them up: pages, say, of others' long answers.
+    queue.leave(slow)
+    await asyncio.sleep(0)
+    clock.now += lull
+    made, fate = waiter(1, deadline=clock.now + 30.0)
+    queue.enter(made)
+    assert (fate.error is not None) is is_refused
+    queue.leave(made)
