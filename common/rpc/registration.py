@@ -143,11 +143,11 @@ class _Link:
     async def keep(self) -> None:
         pause = FIRST_PAUSE
         while not self._is_leaving:
-            await self._other_names_end()
             was_accepted = await self._register()
             pause = FIRST_PAUSE if was_accepted else min(2 * pause, LONGEST_PAUSE)
             # Jittered, so that workers do not return to a restarted router in step.
             await asyncio.sleep(pause.total_seconds() * random.uniform(0.5, 1.0))
+            await self._other_names_end()  # Last: it may end because this worker leaves.
 
     async def _other_names_end(self) -> None:
         """A router takes the later of two registrations for the former's successor: two links would end each other for ever."""

@@ -270,13 +270,16 @@ async def test_a_router_that_is_named_twice_is_registered_with_once(
     address = await bind(server, LOOPBACK)
     await server.start()
     try:
-        twice = registration(address, Address("localhost", address.port))
+        twice = registration(address, Address("localhost", address.port), interval=0.05)
         tasks.append(asyncio.create_task(twice.run()))
         await eventually(lambda: "by another name: one registration is enough" in caplog.text, within=10)
         seen = caplog.text.count("registered with router")
         await asyncio.sleep(1)
         assert caplog.text.count("registered with router") == seen and twice.registered == 1
         assert [worker.id for worker in registry.live] == [PROFILE.worker_id]
+        await twice.leave()
+        await asyncio.wait_for(tasks[0], 10)
+        assert caplog.text.count("registered with router") == seen, "by the name that is left over"
     finally:
         await server.stop(0)
 
