@@ -13,6 +13,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.helpers import reference
 from tests.helpers.client import Client, first_event, request
 from tests.helpers.cluster import Cluster
@@ -176,17 +177,23 @@ async def test_cap_07_small_fields_that_ask_for_big_work_are_refused_fast(client
     ]
     alone = await gaps(client)
     streams = asyncio.ensure_future(gaps(client))
-    slowest = 0.0
-    for ask in asks:
-        began = time.monotonic()
-        call = client.stub.Generate(ask, timeout=30)
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        slowest = max(slowest, time.monotonic() - began)
-        assert any(c.isdigit() for c in await call.details())
+    slowest = max([await seconds_to_refuse(client, ask) for ask in asks])
     beside = await streams
     # Refused within 100 ms, of which the streams beside have as much as they want: so within a few of their gaps.
     assert slowest < max(0.1, 5 * beside), f"{slowest * 1e3:.0f} ms"
     assert beside < 2 * max(alone, 0.005), f"{alone * 1e3:.1f} ms between tokens, {beside * 1e3:.1f} ms beside big requests"
+
+
+async def seconds_to_refuse(client: Client, ask: pb.GenerateRequest) -> float:
+    """The least of three: others who use the machine are no part of the work."""
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        call = client.stub.Generate(ask, timeout=30)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        took.append(time.monotonic() - began)
+        assert any(c.isdigit() for c in await call.details())
+    return min(took)
 
 
 async def gaps(client: Client) -> float:
