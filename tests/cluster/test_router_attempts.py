@@ -101,13 +101,13 @@ async def test_a_retryable_failure_is_retried_and_the_last_one_told(stand: Route
     stand.prefill[0].fail_next = [(UNAVAILABLE, "no answer from decode-0", True)] * 2
     assert (await stand.client.generate(PROMPT, sampling=FORTY)).ids == expected_output(PROMPT, 40)
 
-    stand.prefill[0].fail_next = [(UNAVAILABLE, "no answer from decode-0", True)] * 3
+    stand.prefill[0].fail_next = [(UNAVAILABLE, "no answer from decode-0", True)] * 5
     code, message = await stand.client.refusal(PROMPT, sampling=FORTY)
 
-    assert code is grpc.StatusCode.UNAVAILABLE and "3 attempts" in message and "no answer from decode-0" in message
-    assert stand.metric("pdserve_attempt_failures_total", code="UNAVAILABLE") == 5
+    assert code is grpc.StatusCode.UNAVAILABLE and "5 attempts" in message and "no answer from decode-0" in message
+    assert stand.metric("pdserve_attempt_failures_total", code="UNAVAILABLE") == 7
     assert stand.metric("pdserve_attempts_total", cause="first") == 2
-    assert stand.metric("pdserve_attempts_total", cause="failure") == 4
+    assert stand.metric("pdserve_attempts_total", cause="failure") == 6
 
 
 async def test_a_refusal_reaches_the_client_with_its_status_hnd_11(stand: RouterStand) -> None:

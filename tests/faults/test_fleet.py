@@ -98,7 +98,7 @@ async def test_workers_killed_paused_slowed_and_failing_cost_no_token_and_no_pag
                 assert_expected(answer, ids, 60, model=model)
             if is_noticed:
                 assert max(answer.only.end.timing.attempts for answer in answers) > 1, (first, then)
-            # Two faults at a time may use up all three attempts.
+            # Many faults at a time may use up all attempts.
             await eventually(partial(has_done, fleet, orders), within=10)
         assert fleet.done == {"kill": 2, "pause": 1, "slow": 1, "fail": 1}
         await eventually(lambda: are_all_there(client, 4), within=20)
