@@ -72,6 +72,7 @@ class Attempts:
             self.cached_tokens = min(cached_tokens, most)
         if self.prefill_started_at is None:
             self.prefill_started_at = now
+        completion.given_back_at = None
         if completion.attempt is not None:
             completion.attempt.stake.cached(cached_tokens)
 
@@ -117,6 +118,11 @@ class Attempts:
         completion.avoid |= attempt.pair.ids
         attempt.trace.failed("handed back")
         self._withdraw(completion, cancel=True, restart="retraction")
+        if completion.given_back_at is None:
+            completion.given_back_at = time.monotonic()
+        elif (error := self._queue.why_not_again(completion.given_back_at)) is not None:
+            self._on_error(error)
+            return
         # Not at once: whoever handed it back may not yet be known to be leaving.
         self._places.take((completion,), delay=RETRY_SECONDS)
 

@@ -56,6 +56,7 @@ class Completion:
     restart: why the next attempt is begun anew, "failure" or "retraction"; "" before the first.
     finish: why it is over for the client; None while it runs.
     failures: attempts that failed and count. avoid: the workers they were on.
+    given_back_at: by a worker, for the first time since one has taken it on: time.monotonic() seconds.
     """
 
     def __init__(self, *, uid: int, number: int, output: Output, events: CompletionEvents) -> None:
@@ -72,6 +73,7 @@ class Completion:
         self.finish: FinishReason | None = None
         self.failures = 0
         self.avoid: frozenset[str] = frozenset()
+        self.given_back_at: float | None = None
         self.first_token_at: float | None = None
         self.second_token_at: float | None = None
         self.handed_off_at: float | None = None

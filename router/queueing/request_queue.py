@@ -108,6 +108,10 @@ class RequestQueue:
             self._hint = now, self._forecast(None).retry_after
         return self._hint[1]
 
+    def why_not_again(self, since: float) -> PdserveError | None:
+        """The refusal of one whom workers that seemed to have room have given back since then; None if it may try again."""
+        return self._too_long() if self._clock() - since >= self._longest_wait.total_seconds() else None
+
     def freed(self, tokens: int) -> None:
         """Work has ended somewhere. tokens: of a prompt that was computed for the first time, else 0."""
         if self._line:
@@ -191,9 +195,11 @@ class RequestQueue:
         self._serve_soon()
 
     def _waited_too_long(self, waiter: Waiter) -> None:
-        seconds = self._longest_wait.total_seconds()
-        text = f"waited {seconds:g} s for a worker with room, the limit (--queue-wait)"
-        self._refuse(waiter, ResourceExhausted(text, retry_after=self.retry_after(), reason="waited_too_long"))
+        self._refuse(waiter, self._too_long())
+
+    def _too_long(self) -> PdserveError:
+        text = f"waited {self._longest_wait.total_seconds():g} s for a worker with room, the limit (--queue-wait)"
+        return ResourceExhausted(text, retry_after=self.retry_after(), reason="waited_too_long")
 
     def _watch(self, waiter: Waiter, *, was_in_line: bool = False) -> None:
         """While no worker could ever take it, it waits no longer than the fleet says. was_in_line: while one could, perhaps."""

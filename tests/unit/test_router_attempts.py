@@ -39,6 +39,7 @@ class OneTurn:
         self.answers: list[int] = []
         self.delays: list[float] = []
         self.times_held_up = 0
+        self.longest_wait = 60.0
 
     def enter(self, waiter: Waiter) -> None:
         if waiter.place is None:
@@ -53,6 +54,9 @@ class OneTurn:
 
     def leave(self, waiter: Waiter) -> None:
         self.left.append(waiter)
+
+    def why_not_again(self, since: float) -> PdserveError | None:
+        return ResourceExhausted("waited") if time.monotonic() - since >= self.longest_wait else None
 
     def freed(self, tokens: int) -> None:
         pass
@@ -268,4 +272,23 @@ async def test_who_failed_it_is_avoided_until_others_have_taken_it_over() -> Non
     attempts.handed_off(first, 0.0)
     attempts.retracted(first)
     assert queue.waiters[-1].ask.avoid == set()
+    attempts.close()
+
+
+async def test_what_full_workers_give_back_again_and_again_does_not_wait_for_ever() -> None:
+    queue, errors = OneTurn(), list[Exception]()
+    attempts, (first,) = make(queue, errors, n=1)
+    attempts.begin()
+    for is_taken in (False, False, True):
+        attempts.handed_back(first, "full")
+        queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
+        if is_taken:
+            attempts.prefill_started(first, 0, 0.0)
+    assert first.given_back_at is None, "a worker has taken it on"
+    queue.longest_wait = 0.0
+    attempts.handed_back(first, "full")
+    queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
+    assert not errors, "it has waited for no time yet"
+    attempts.handed_back(first, "full")
+    assert [str(error) for error in errors] == ["waited"]
     attempts.close()

@@ -347,3 +347,12 @@ async def test_a_new_line_is_not_held_to_the_pace_of_one_that_is_long_gone(lull:
     queue.enter(made)
     assert (fate.error is not None) is is_refused
     queue.leave(made)
+
+
+async def test_what_workers_give_back_may_try_again_for_as_long_as_others_wait() -> None:
+    clock = Clock()
+    queue = queue_of(Workers(worker("p", "prefill"), worker("d", "decode")), clock=clock, longest_wait=5)
+    clock.now = 14.9
+    assert queue.why_not_again(10.0) is None
+    clock.now = 15.0
+    assert "waited 5 s for a worker with room" in str(queue.why_not_again(10.0))
