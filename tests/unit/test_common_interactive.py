@@ -28,6 +28,7 @@ sys.exit(interactive.run(main))
         ("</dev/null", 0, "caf?\n"),
         ("<&- >&-", 0, ""),
         ("</dev/null >/dev/full", 2, "error: cannot write: no space left on device\n"),
+        ("</dev/null >/dev/full 2>/dev/full", 2, ""),
     ],
 )
 def test_whatever_its_streams_are_a_program_ends_with_a_line_at_most(streams: str, code: int, said: str) -> None:
