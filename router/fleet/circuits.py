@@ -54,5 +54,6 @@ class Circuits:
             if not is_fault(error, retryable=retryable):
                 continue
             if worker.breaker.failed(str(error), share=1 / len(suspects)):
-                log.warning("the circuit of %s is open for %g s: %s", worker, worker.breaker.seconds_until_try, error)
+                seconds = dict(waits([*self._registry.live, worker]))[worker]
+                log.warning("the circuit of %s is open for %.0f s: %s", worker, seconds, error)
                 self._registry.notify()

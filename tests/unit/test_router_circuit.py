@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from common.errors import (
@@ -27,6 +30,8 @@ from router.fleet.circuit import (
     waits,
     willing,
 )
+from router.fleet.circuits import Circuits
+from router.fleet.placement import Pair
 from tests.helpers.workers import worker
 
 pytestmark = pytest.mark.unit
@@ -135,6 +140,18 @@ def test_whoever_is_the_last_of_its_role_is_tried_again_soon_however_often_it_ha
     assert (lone in willing(there)) is not has_other
     stand.breaker.sent()
     assert lone not in willing(there), "one at a time"
+
+
+def test_what_is_logged_of_the_last_of_its_role_is_when_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    stand, lone, decode = Stand(), worker("p", "prefill"), worker("d", "decode")
+    lone.breaker = stand.breaker
+    registry: Any = SimpleNamespace(live=[lone, decode], notify=lambda: None)
+    stand.open()
+    for _ in range(4):
+        stand.now += stand.breaker.seconds_until_try
+        stand.breaker.sent()
+        Circuits(registry).failed(Pair(lone, decode), Unavailable("again"), retryable=True, blame=frozenset({"p"}))
+    assert caplog.messages[-1] == f"the circuit of {lone} is open for 2 s: again"
 
 
 @pytest.mark.parametrize(
