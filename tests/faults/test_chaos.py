@@ -100,6 +100,7 @@ async def test_chaos_of_kills_stops_cuts_and_cancels_loses_no_request_and_no_pag
         router_args=PATIENT,
         patience="",
     ) as cluster:
+        reference.load(tiny)  # Takes seconds, for which the relays below would stand still.
         kinds = ["kill", "stop", "hold", "cut", "leave"]
         async with Chaos(cluster, rng, counts={"prefill": 2, "decode": 2}, kinds=kinds) as chaos, cluster.client() as client:
             requests = Requests(client, tiny, rng)
