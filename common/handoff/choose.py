@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from common.errors import FailedPrecondition
+from common.errors import FailedPrecondition, Unavailable
 from common.handoff.base import Transport
 from common.handoff.shm_link import ShmLink, connect_shm
 
@@ -28,7 +28,7 @@ async def choose(
 
     shm_socket: what PairResponse offers; empty if nothing. open_cuda_ipc: maps the pool that it offers in GPU memory, raises
     FailedPrecondition if it can't; None if nothing is offered. Raises FailedPrecondition if mode insists on one in vain, and
-    Unavailable if open_cuda_ipc does.
+    Unavailable if open_cuda_ipc does, or mode insists on shm or sim and who offered it does not answer.
     """
     if mode in ("auto", "cuda_ipc") and await _opens(mode, open_cuda_ipc):
         return "cuda_ipc", None
@@ -38,7 +38,10 @@ async def choose(
         return "sim" if mode == "sim" else "shm", await asyncio.to_thread(connect_shm, shm_socket, pair_id)
     except (OSError, ValueError) as error:
         if mode in ("shm", "sim"):
-            raise FailedPrecondition(f"--transport {mode} is impossible with this decode worker: {error}") from error
+            # What it offered a moment ago: it may have been killed or stopped since.
+            is_lost = shm_socket and isinstance(error, ConnectionError | TimeoutError)
+            kind, fault = (Unavailable, "found nobody at") if is_lost else (FailedPrecondition, "is impossible with")
+            raise kind(f"--transport {mode} {fault} this decode worker: {error}") from error
         _log.info("no shm with this decode worker, using grpc: %s", error)
         return "grpc", None
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import socket
+import struct
+
 import pytest
 
-from common.errors import FailedPrecondition
+from common.errors import FailedPrecondition, Unavailable
 from common.handoff.choose import choose
 
 pytestmark = pytest.mark.unit
@@ -30,3 +35,24 @@ async def test_cuda_ipc_that_does_not_work_says_why_and_makes_room_for_the_next(
         await choose("cuda_ipc", shm_socket="", pair_id="x", open_cuda_ipc=fails)
     with pytest.raises(FailedPrecondition, match="does not offer it"):
         await choose("cuda_ipc", shm_socket="", pair_id="x")
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+async def test_a_decode_worker_that_is_killed_while_its_pool_is_opened_is_away_and_not_unfit(is_reset: bool) -> None:
+    name = f"pdserve-test-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        opening = asyncio.create_task(choose("shm", shm_socket=name, pair_id="x"))
+        connection, _ = await asyncio.to_thread(listener.accept)
+        if is_reset:  # What it was told is not read.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            connection.recv(1024)
+        connection.close()
+        with pytest.raises(Unavailable, match="--transport shm found nobody at this decode worker"):
+            await opening
+    with pytest.raises(Unavailable, match="refused"):
+        await choose("shm", shm_socket=name, pair_id="x")
+    with pytest.raises(FailedPrecondition, match="--transport shm is impossible with this decode worker: .* does not offer it"):
+        await choose("shm", shm_socket="", pair_id="x")
