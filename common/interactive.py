@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import StartError
-from common.log_output import Outlet, hold_standard_streams
+from common.log_output import complain, hold_standard_streams
 
 
 def run(main: Callable[[], int]) -> int:
@@ -32,5 +32,5 @@ def run(main: Callable[[], int]) -> int:
 
 
 def _fail(why: str) -> int:
-    Outlet(2).write(f"error: {why}")
+    complain(why)
     return 2

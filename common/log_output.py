@@ -21,7 +21,7 @@ CHUNK_BYTES: Final = 4096
 """What a pipe that is ready takes for certain."""
 
 
-class Outlet:
+class LineOutput:
     """A file that lines are written to without waiting for whoever reads them, and without a word of what goes wrong: a full
     disk, a reader that has gone."""
 
@@ -68,26 +68,31 @@ class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._outlet: Outlet | None = None
+        self._output: LineOutput | None = None
         with contextlib.suppress(io.UnsupportedOperation):  # It may be no file.
-            self._outlet = Outlet(stream.fileno())
+            self._output = LineOutput(stream.fileno())
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._outlet is None:
+        if self._output is None:
             super().emit(record)
             return
         try:
             line = self.format(record)
-            if self._outlet.lost:
-                line = f"{self.format(_note(self._outlet.lost))}\n{line}"
-            self._outlet.write(line)
+            if self._output.lost:
+                line = f"{self.format(_note(self._output.lost))}\n{line}"
+            self._output.write(line)
         except Exception:
             self.handleError(record)
 
 
 def tell(line: str) -> None:
     """On standard output, for whoever waits for it there, if anybody does."""
-    Outlet(1).write(line)
+    LineOutput(1).write(line)
+
+
+def complain(why: str) -> None:
+    """On stderr, as the last words of a program that cannot go on."""
+    LineOutput(2).write(f"error: {why}")
 
 
 def _never_blocking(fd: int) -> int:

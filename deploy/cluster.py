@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from common.log_output import Outlet
+from common.log_output import LineOutput
 from deploy.child import Child
 from deploy.cluster_plan import Command
 from deploy.progress import say
@@ -29,7 +29,7 @@ class Cluster:
     def __init__(self, commands: Sequence[Command]) -> None:
         self._commands = commands
         self._children: list[Child] = []
-        self._stdout = Outlet(1)
+        self._stdout = LineOutput(1)
         """Not print(): whoever stops reading, closes the terminal or fills the disk stops neither the cluster nor its end."""
         self._stopping = asyncio.Event()
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from common.log_output import Outlet
+from common.log_output import LineOutput
 
 
 @contextmanager
@@ -37,5 +37,5 @@ def say(text: str) -> None:
 
 
 @cache
-def stderr() -> Outlet:
-    return Outlet(2)
+def stderr() -> LineOutput:
+    return LineOutput(2)

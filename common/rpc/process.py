@@ -26,7 +26,7 @@ import uvloop
 
 from common.address import Address, UnixAddress
 from common.errors import StartError
-from common.log_output import Outlet
+from common.log_output import complain
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def run_process(main: Callable[[Stop], Awaitable[int]]) -> NoReturn:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_run(main))
     except* StartError as errors:
-        Outlet(2).write(f"error: {_first(errors)}")
+        complain(str(_first(errors)))
         code = 2
     sys.exit(code)
 

@@ -16,7 +16,8 @@ from common.rpc.gen.pdserve.v1 import prefill_pb2, prefill_pb2_grpc
 from common.rpc.server import bind, make_server
 from common.wire import req_to_pb
 from prefill_worker.servicer import PrefillServicer
-from tests.helpers.fake_decode import FakeDecode
+from tests.helpers.eventually import eventually
+from tests.helpers.fake_decode import FakeDecode, waits
 from tests.helpers.prefill_core import EPOCH, make_req
 from tests.helpers.prefill_stand import PrefillStand
 
@@ -76,6 +77,14 @@ class Serving:
     async def open(self, epoch: int = EPOCH) -> Router:
         router = self.router()
         assert (await router.hello(epoch)).opened.worker_id == "prefill-test"
+        return router
+
+    async def open_with_reserve_held(self, until: asyncio.Event, ids: Sequence[int], **work: int) -> Router:
+        """A router whose one request has asked for pages, and has its answer when the event is set. work: as Router.submit's."""
+        self.decode.before["Reserve"] = waits(until)
+        router = await self.open()
+        await router.submit(ids, **work)
+        await eventually(lambda: "Reserve" in self.decode.calls, within=2)
         return router
 
 

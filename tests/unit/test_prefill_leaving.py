@@ -11,7 +11,6 @@ import pytest
 
 from common.errors import LEAVING_METADATA, Leaving
 from tests.helpers.eventually import eventually
-from tests.helpers.fake_decode import waits
 from tests.helpers.prefill_service import serving
 
 pytestmark = pytest.mark.cluster
@@ -22,10 +21,7 @@ Status = grpc.StatusCode
 async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new_FLT_06() -> None:
     async with serving() as at:
         go = asyncio.Event()
-        at.decode.before["Reserve"] = waits(go)
-        router = await at.open()
-        await router.submit(IDS, uid=1)
-        await eventually(lambda: "Reserve" in at.decode.calls, within=2)
+        router = await at.open_with_reserve_held(go, IDS, uid=1)
         draining = asyncio.create_task(at.stand.worker.drain(timedelta(seconds=5)))
         await eventually(lambda: at.stand.worker.load().draining, within=1)
         await router.submit(IDS, uid=2)
@@ -56,10 +52,7 @@ async def test_what_a_leaving_decode_worker_refuses_is_handed_back() -> None:
 async def test_what_is_left_after_the_grace_is_handed_back_and_the_session_ends_with_a_status_GRP_02() -> None:
     async with serving() as at:
         never = asyncio.Event()
-        at.decode.before["Reserve"] = waits(never)
-        router = await at.open()
-        await router.submit(IDS)
-        await eventually(lambda: "Reserve" in at.decode.calls, within=2)
+        router = await at.open_with_reserve_held(never, IDS)
         await at.stand.worker.drain(timedelta(seconds=0.1))
         failure = (await router.read()).failure
         assert "is leaving" in failure.message and failure.retryable and failure.handed_back

@@ -116,10 +116,7 @@ async def test_when_a_session_breaks_all_its_work_is_dropped_and_no_others_FLT_1
 async def test_a_second_session_of_a_router_takes_the_place_of_the_first() -> None:
     async with serving() as at:
         go = asyncio.Event()
-        at.decode.before["Reserve"] = waits(go)
-        first = await at.open()
-        await first.submit(IDS)
-        await eventually(lambda: "Reserve" in at.decode.calls, within=2)
+        first = await at.open_with_reserve_held(go, IDS)
         at.decode.before.clear()
         second = at.router()
         await second.call.write(Request(hello=prefill_pb2.SessionHello(router_epoch=EPOCH)))
@@ -142,10 +139,7 @@ async def test_a_cancel_that_comes_before_its_submission_leaves_a_tombstone() ->
 async def test_a_cancelled_attempt_says_nothing_more_and_the_next_attempt_works_CAN_07() -> None:
     async with serving() as at:
         go = asyncio.Event()
-        at.decode.before["Reserve"] = waits(go)
-        router = await at.open()
-        await router.submit(IDS, uid=1, attempt=1)
-        await eventually(lambda: "Reserve" in at.decode.calls, within=2)
+        router = await at.open_with_reserve_held(go, IDS, uid=1, attempt=1)
         await router.cancel(1, attempt=1)
         go.set()
         await router.submit(IDS, uid=1, attempt=2)
