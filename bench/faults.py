@@ -27,7 +27,8 @@ from typing import Literal
 
 from bench.faults_load import HEAD, Load, Outcome
 from tests.helpers.client import Client
-from tests.helpers.cluster import ROOT, Cluster, Process, free_port
+from tests.helpers.cluster import Cluster
+from tests.helpers.process import ROOT, Process, free_port
 from tests.helpers.tiny_model import make_tiny_model
 
 Victim = Literal["none", "prefill", "decode", "router"]

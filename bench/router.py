@@ -31,7 +31,7 @@ from common.fingerprint import fingerprint
 from common.model_dir import ModelDir
 from common.rpc.gen.pdserve.v1 import generation_pb2
 from tests.helpers.client import Client, request
-from tests.helpers.cluster import Process, free_port
+from tests.helpers.process import Process, free_port
 
 WARM_SECONDS = 1.0
 MATRIX_STREAMS = (1, 16, 128, 1024)

@@ -1,6 +1,8 @@
 """What every test shares: the tier marker follows from the folder, so nobody has to write it."""
 
 import os
+import sys
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,6 +38,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if tier in TIERS and item.get_closest_marker(tier) is None:
             item.add_marker(tier)
     items.sort(key=lambda item: item.path.name != LONGEST)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows the end of each process's output, not only of the one that was waited for."""
+    report = yield
+    if report.failed and (process := sys.modules.get("tests.helpers.process")) is not None:
+        report.sections += process.last_words()
+    return report
 
 
 @pytest.fixture(params=[0, 1], ids=["lookahead-0", "lookahead-1"])

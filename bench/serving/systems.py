@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.geometries import GEOMETRIES, write_model
-from tests.helpers.cluster import Process
+from tests.helpers.process import Process
 
 READY = r"^router ready on (\S+)$"
 START_SECONDS = 300.0

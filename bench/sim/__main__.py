@@ -31,8 +31,8 @@ from bench.sim.traffic import TRACES, TraceName, Traffic
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1.generation_pb2_grpc import GenerationServiceStub
 from router.fleet.policies import PolicyName
-from tests.helpers.cluster import Process, free_port
 from tests.helpers.eventually import eventually
+from tests.helpers.process import Process, free_port
 
 POLICIES: tuple[str, ...] = get_args(PolicyName)
 LEASE_SECONDS, TRANSFER_SECONDS = 10.0, 20.0

@@ -27,7 +27,7 @@ from bench.soak.wishes import Taste, wishes
 from common.engine.sim.tokens import SimVocabulary
 from common.model_dir import ModelDir
 from tests.helpers.client import Client
-from tests.helpers.cluster import Process, free_port
+from tests.helpers.process import Process, free_port
 
 MOST_GROWTH = 0.05
 

@@ -10,8 +10,9 @@ import sys
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.version import VERSION
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import ROOT, Cluster, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import ROOT, free_port
 from tests.helpers.prompts import prompt
 
 

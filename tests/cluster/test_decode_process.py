@@ -25,10 +25,10 @@ from common.rpc.security import Security
 from common.rpc.server import bind, make_server
 from decode_worker.config import Config
 from decode_worker.server import SERVICES, add_services, run_worker
-from tests.helpers.cluster import ROOT, Process
 from tests.helpers.decode_core import make_req
 from tests.helpers.decode_worker import Peers, fake_worker
 from tests.helpers.eventually import eventually
+from tests.helpers.process import ROOT, Process
 
 
 @pytest.fixture

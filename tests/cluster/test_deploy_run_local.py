@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.helpers.client import Client
-from tests.helpers.cluster import Process
+from tests.helpers.process import Process
 
 READY = r"^router ready on (\S+)$"
 

@@ -12,8 +12,9 @@ import pytest
 
 from tests.helpers import reference
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import Cluster, Process
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import Process
 from tests.helpers.prompts import prompt
 
 ARGS = ("--page-size", "4", "--pool-pages", "600", "--max-context", "256", "--max-running", "8", "--engine", "process")

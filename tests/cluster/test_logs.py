@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 
 from tests.helpers.client import first_event
-from tests.helpers.cluster import Cluster, Process
+from tests.helpers.cluster import Cluster
+from tests.helpers.process import Process
 
 ARGS = ("--page-size", "4", "--pool-pages", "300", "--max-context", "1024")
 JSON = ("--log-format", "json", "--log-level", "debug")

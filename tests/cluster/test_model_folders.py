@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.helpers.client import Client
-from tests.helpers.cluster import ROOT, Cluster, Process
+from tests.helpers.cluster import Cluster
+from tests.helpers.process import ROOT, Process
 from tests.helpers.tiny_model import BOS, EOS, make_tiny_model
 
 pytestmark = pytest.mark.cluster

@@ -18,9 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.rpc.channels import make_channel
 from common.rpc.gen.pdserve.v1 import prefill_pb2, prefill_pb2_grpc
 from common.wire import req_to_pb
-from tests.helpers.cluster import Process, free_port
 from tests.helpers.eventually import eventually
 from tests.helpers.prefill_core import EPOCH, make_req
+from tests.helpers.process import Process, free_port
 
 pytestmark = pytest.mark.cluster
 SMALL = ("--page-size", "4", "--pool-pages", "64", "--max-context", "256", "--threads", "1")

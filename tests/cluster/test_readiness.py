@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import Cluster, Process, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import Process, free_port
 from tests.helpers.prompts import prompt
 
 pytestmark = pytest.mark.cluster

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import ROOT, Process, free_port
 from tests.helpers.eventually import eventually
 from tests.helpers.fake_request import expected_output
 from tests.helpers.fake_workers import FakeDecode, FakePrefill
+from tests.helpers.process import ROOT, Process, free_port
 from tests.helpers.router_stand import compatibility
 
 pytestmark = pytest.mark.cluster

@@ -16,8 +16,9 @@ from common.rpc.gen.pdserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.cluster.conftest import SMALL
 from tests.helpers.calls import rpcs_of, status_of
 from tests.helpers.client import Client, first_event, request
-from tests.helpers.cluster import Cluster, Process
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import Process
 from tests.helpers.prompts import prompt
 from tests.helpers.secrets import Secrets, bearer
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.client import Client
-from tests.helpers.cluster import Cluster, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import free_port
 from tests.helpers.prompts import prompt
 from tests.helpers.sim import FAST
 from tests.helpers.text_models import byte_level, write_model

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.helpers.client import Answer, Client, first_event
-from tests.helpers.cluster import ROOT, Cluster, Process
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import ROOT, Process
 from tests.helpers.prompts import prompt
 from tests.helpers.sim import FAST, SIM, assert_expected
 from tests.helpers.text_models import byte_level, write_model

@@ -14,9 +14,10 @@ import grpc
 import pytest
 
 from tests.helpers.client import Answer, Client, first_event, request
-from tests.helpers.cluster import Cluster, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.collector import Collector, SpanSeen
 from tests.helpers.eventually import eventually
+from tests.helpers.process import free_port
 from tests.helpers.prompts import prompt
 
 ARGS = ("--page-size", "4", "--pool-pages", "300", "--max-context", "1024")

@@ -14,9 +14,10 @@ import pytest
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.faults.conftest import COUNTING
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import Cluster, Process, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
 from tests.helpers.load import Load, Stream, counted
+from tests.helpers.process import Process, free_port
 from tests.helpers.relay import Relay
 from tests.helpers.relayed import CutOff
 

@@ -17,8 +17,8 @@ from bench.fleet.fleet import Fleet, Plan
 from bench.fleet.model import make_model
 from bench.soak.__main__ import soak
 from tests.helpers.client import Answer, Client
-from tests.helpers.cluster import ROOT, Process, free_port
 from tests.helpers.eventually import eventually
+from tests.helpers.process import ROOT, Process, free_port
 from tests.helpers.prompts import prompt
 from tests.helpers.sim import assert_expected
 

@@ -36,9 +36,10 @@ from common.rpc.gen.pdserve.v1 import (
 from common.worker_wire import compatibility_to_pb
 from tests.helpers.calls import Rpc, rpcs
 from tests.helpers.client import Client
-from tests.helpers.cluster import Cluster, Process
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
 from tests.helpers.fuzz import Fuzz, is_malformed
+from tests.helpers.process import Process
 from tests.helpers.prompts import prompt
 from tests.helpers.router_stand import compatibility
 

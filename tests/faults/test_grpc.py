@@ -25,8 +25,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.helpers.calls import rpcs_of
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import Cluster, Process, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import Process, free_port
 from tests.helpers.prompts import prompt
 from tests.helpers.relay import Relay
 

@@ -11,8 +11,9 @@ import pytest
 
 from tests.helpers import reference
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import Cluster, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import free_port
 from tests.helpers.prompts import prompt
 from tests.helpers.relayed import RelayedWorker
 

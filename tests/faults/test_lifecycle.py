@@ -21,9 +21,10 @@ from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from common.rpc.gen.pdserve.v1 import registry_pb2, registry_pb2_grpc
 from tests.faults.conftest import COUNTING
 from tests.helpers.client import Client, first_event
-from tests.helpers.cluster import ROOT, Cluster, Process, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
 from tests.helpers.load import Load, Stream, counted
+from tests.helpers.process import ROOT, Process, free_port
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 

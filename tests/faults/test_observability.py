@@ -14,8 +14,9 @@ from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.faults.test_cancellation import outcome
 from tests.helpers import reference
 from tests.helpers.client import Client
-from tests.helpers.cluster import ROOT, Cluster, Process
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
+from tests.helpers.process import ROOT, Process
 from tests.helpers.prompts import prompt
 from tests.helpers.scrape import Scrape, documented
 

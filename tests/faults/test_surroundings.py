@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.address import Address
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb
 from tests.helpers.client import Client
-from tests.helpers.cluster import ROOT, Process, free_port
+from tests.helpers.process import ROOT, Process, free_port
 
 pytestmark = pytest.mark.faults
 

@@ -13,10 +13,11 @@ import pytest
 from tests.faults.conftest import COUNTING
 from tests.helpers import reference
 from tests.helpers.client import Client
-from tests.helpers.cluster import Cluster, free_port
+from tests.helpers.cluster import Cluster
 from tests.helpers.eventually import eventually
 from tests.helpers.grpc_proxy import GrpcProxy
 from tests.helpers.load import Stream
+from tests.helpers.process import free_port
 from tests.helpers.prompts import prompt
 from tests.helpers.relay import connections_of
 from tests.helpers.relayed import RelayedWorker

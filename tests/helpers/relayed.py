@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 
-from tests.helpers.cluster import Cluster, Process, free_port
+from tests.helpers.cluster import Cluster
+from tests.helpers.process import Process, free_port
 from tests.helpers.relay import Concerns, Relay
 
 

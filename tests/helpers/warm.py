@@ -11,6 +11,7 @@ one thread, and reports what it forked and how each ended, a JSON object a line:
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import runpy
@@ -175,6 +176,7 @@ def _run(told: dict[str, Any], connection: socket.socket, wakes: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(out, 2)
+        faulthandler.register(signal.SIGUSR2)  # For tests.helpers.process.last_words().
         os.environ.clear()
         os.environ.update(told["env"])
         sys.argv = [told["module"], *told["args"]]
