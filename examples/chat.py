@@ -147,4 +147,4 @@ async def talk(parser: argparse.ArgumentParser) -> int:
 
 if __name__ == "__main__":
     early_end.over()
-    sys.exit(interactive.run(main))
+    interactive.run(main)

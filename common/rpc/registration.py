@@ -29,6 +29,8 @@ FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=2)
 PATIENCE = timedelta(seconds=5)
 """How long a router may leave pings unanswered before its connection is made anew. More than a worker gets: until it has come
 anew the router gives it nothing."""
+ANSWER_SECONDS = 10.0
+"""How long a router may leave a profile unanswered, whose connection is sound, before it is asked anew."""
 GOODBYE_SECONDS = 1.0
 """How long routers have to take a goodbye."""
 # Between two reports, however often changed() is called.
@@ -166,6 +168,9 @@ class _Link:
             call = registry_pb2_grpc.RegistryServiceStub(channel).Register()
             sides = [asyncio.create_task(self._report(call)), asyncio.create_task(self._follow(call))]
             try:
+                if not await self._is_answered(sides):
+                    self._complain(f"it has not answered within {ANSWER_SECONDS:g} s", logging.WARNING)
+                    return False
                 await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
                 # A report that fails does so because the stream ended: its status says why.
                 if not sides[1].done() and not isinstance(
@@ -186,6 +191,15 @@ class _Link:
                 self.ended.set()
                 await _end(sides)
         return was_accepted
+
+    async def _is_answered(self, sides: list[asyncio.Task[None]]) -> bool:
+        """Or its stream has ended. One side may hang where the connection does not: nothing else would ever end that."""
+        accepted = asyncio.create_task(self.accepted.wait())
+        try:
+            done, _ = await asyncio.wait([*sides, accepted], timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            accepted.cancel()
+        return bool(done)
 
     async def _report(self, call: Any) -> None:
         await call.write(registry_pb2.WorkerStatus(profile=profile_to_pb(self._profile)))

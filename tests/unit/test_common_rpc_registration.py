@@ -37,6 +37,7 @@ class Router(registry_pb2_grpc.RegistryServiceServicer):
         self.statuses: asyncio.Queue[Any] = asyncio.Queue()
         self.gone = asyncio.Event()
         self.refuse: Exception | None = None
+        self.silent = False
         self.epoch = random.getrandbits(32)
         self.directives: asyncio.Queue[registry_pb2.RouterDirective] = asyncio.Queue()
         self.server = make_server()
@@ -45,6 +46,8 @@ class Router(registry_pb2_grpc.RegistryServiceServicer):
         self.statuses.put_nowait(await anext(requests))
         if self.refuse is not None:
             raise self.refuse
+        if self.silent:
+            await asyncio.Event().wait()
         reader = asyncio.create_task(self._read(requests))
         try:
             yield registry_pb2.RouterDirective(accepted=registry_pb2.Accepted(router_epoch=self.epoch))
@@ -199,6 +202,23 @@ async def test_flt_11_a_restarted_router_is_found_again(routers: Routers, tasks:
     await second.start(address)
     await eventually(lambda: joined.registered == 1, within=5)
     assert profile_from_pb((await second.next_status()).profile) == PROFILE
+
+
+async def test_a_router_that_takes_the_profile_and_says_nothing_is_asked_anew(
+    routers: Routers, tasks: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("common.rpc.registration.ANSWER_SECONDS", 0.3)
+    router = routers()
+    router.silent = True
+    joined = registration(await router.start())
+    tasks.append(asyncio.create_task(joined.run()))
+    for _ in range(2):
+        assert profile_from_pb((await router.next_status()).profile) == PROFILE
+    router.silent = False
+    await eventually(lambda: joined.registered == 1, within=5)
+    assert [record.message.split(": ")[1] for record in caplog.records if record.levelno == logging.WARNING] == [
+        "it has not answered within 0.3 s"
+    ]
 
 
 async def test_lif_08_a_router_may_start_after_its_worker_and_another_that_never_starts_does_no_harm(
