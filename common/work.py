@@ -106,7 +106,8 @@ class PageCounts(NamedTuple):
 class WorkerProfile:
     """What does not change while a worker runs. local_prefill: a decode worker that computes prompts too, and is placed alone.
     chunk_tokens: most prompt tokens it computes in one step; 0: none, or not known.
-    local_prefill_tokens: a decode worker that is also a partner of prefill workers takes shorter prompts alone; 0: none."""
+    local_prefill_tokens: a decode worker that is also a partner of prefill workers takes shorter prompts alone; 0: none.
+    max_requests: whose prompts are there at once, those in line included; 0: not known."""
 
     worker_id: str
     role: Role
@@ -119,6 +120,7 @@ class WorkerProfile:
     local_prefill: bool = False
     chunk_tokens: int = 0
     local_prefill_tokens: int = 0
+    max_requests: int = 0
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def profile_to_pb(profile: WorkerProfile) -> registry_pb2.WorkerProfile:
         local_prefill=profile.local_prefill,
         chunk_tokens=profile.chunk_tokens,
         local_prefill_tokens=profile.local_prefill_tokens,
+        max_requests=profile.max_requests,
     )
 
 
@@ -46,6 +47,7 @@ def profile_from_pb(pb: registry_pb2.WorkerProfile) -> WorkerProfile:
         local_prefill=pb.local_prefill,
         chunk_tokens=pb.chunk_tokens,
         local_prefill_tokens=pb.local_prefill_tokens,
+        max_requests=pb.max_requests,
     )
 
 

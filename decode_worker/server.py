@@ -186,4 +186,5 @@ def _profile(config: Config, worker: DecodeWorker, engine: EngineDescription, ad
         local_prefill=config.local_prefill == "always",
         chunk_tokens=config.chunk_tokens if config.prefills else 0,
         local_prefill_tokens=config.local_prefill_tokens if config.local_prefill == "short" else 0,
+        max_requests=config.max_requests if config.prefills else 0,
     )

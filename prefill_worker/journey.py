@@ -68,7 +68,7 @@ class Tools:
 
 
 class Journey(Stateful):
-    """Event loop only."""
+    """Event loop only. is_ending: only cleaning up is left."""
 
     def __init__(self, order: Order, *, tools: Tools, report: Report) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Journey(Stateful):
         self._ended_by: set[WorkKey] = set()
         """Completions that have their last token, or that the router does not want any more."""
         self._has_begun = False
-        self._is_ending = False
+        self.is_ending = False
         self._trip = Trip(tools.clock)
         self._cause: PdserveError | None = None
         self._task = asyncio.create_task(self._run(), name=f"journey {self.key}")
@@ -104,8 +104,8 @@ class Journey(Stateful):
     def end(self, cause: PdserveError | None) -> None:
         """Ends it from outside, with a Failure to the router or, without a cause, in silence. Only the first call counts, none
         once the journey is at its end: clean-up is never cut short (CAN-11)."""
-        if not self._is_ending:
-            self._is_ending = True
+        if not self.is_ending:
+            self.is_ending = True
             self._cause = cause
             if self._has_begun:  # A task that is cancelled before its first step never takes it, and would tell nobody.
                 self._task.cancel()
@@ -132,7 +132,7 @@ class Journey(Stateful):
         alarm = loop.call_later(left, self.end, DeadlineExceeded("the deadline passed while the prompt was being prefilled"))
         self._has_begun = True
         try:
-            if not self._is_ending:
+            if not self.is_ending:
                 await self._travel()
         except asyncio.CancelledError:
             pass  # By end(): nobody else knows the task.
@@ -141,7 +141,7 @@ class Journey(Stateful):
         except Exception:
             _log.exception("journey %s failed", self.key, extra=self._order.extra)
             self._cause = PdserveError("internal error on the prefill worker")
-        self._is_ending = True
+        self.is_ending = True
         alarm.cancel()
         self._report_failure()
         await self._clean_up()

@@ -21,7 +21,8 @@ class Journeys:
     """Event loop only; owns the journeys' tasks."""
 
     def __init__(self, *, tools: Tools, max_requests: int) -> None:
-        """max_requests: under way at once, those in line included."""
+        """max_requests: under way at once, those in line included. As many again may be at their end, of which their routers know
+        nothing: they count them as gone."""
         self._tools = tools
         self._max_requests = max_requests
         self._journeys: set[Journey] = set()
@@ -44,7 +45,7 @@ class Journeys:
         dead = [key for key in keys if key in self._cancelled]
         if len(dead) == len(keys) or key in self._by_key:
             return None
-        if len(self._journeys) >= self._max_requests:
+        if self._is_full():
             raise Full(f"this prefill worker has {self._max_requests} requests, which is its limit")
         journey = Journey(order, tools=self._tools, report=report)
         self._journeys.add(journey)
@@ -77,6 +78,11 @@ class Journeys:
             return True
         _, pending = await asyncio.wait(tasks, timeout=timeout_seconds)
         return not pending
+
+    def _is_full(self) -> bool:
+        if (count := len(self._journeys)) < self._max_requests:
+            return False
+        return count >= 2 * self._max_requests or sum(not each.is_ending for each in self._journeys) >= self._max_requests
 
     def _forget(self, journey: Journey) -> None:
         self._journeys.discard(journey)

@@ -169,6 +169,7 @@ class PrefillServer:
             max_running=self._config.max_running,
             version=VERSION,
             chunk_tokens=self._config.chunk_tokens,
+            max_requests=self._config.max_requests,
         )
 
     def _make_engine(self, on_event: Callable[[Any], None]) -> EngineHandle:

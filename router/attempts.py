@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from common.errors import PdserveError, Unavailable
+from common.errors import PdserveError
 from common.work import FinishReason
 from router.attempt import Attempt, Work
 from router.completion import Completion, Stage
@@ -22,12 +22,8 @@ from router.inquiries import Inquiries
 from router.metrics import RouterMetrics
 from router.places import Places
 from router.queueing.request_queue import RequestQueue
+from router.retries import gave_up, pause_after_failures, pause_after_return
 from router.stake import Stake
-
-RETRY_SECONDS = 0.1
-"""Before the first retry; doubles. A dead worker's session has ended by then, so that the retry goes elsewhere."""
-MAX_RETRY_SECONDS = 1.6
-"""And doubles no further: with many attempts allowed the next is a pause, not the rest of a deadline."""
 
 log = logging.getLogger(__name__)
 
@@ -118,13 +114,13 @@ class Attempts:
         completion.avoid |= attempt.pair.ids
         attempt.trace.failed("handed back")
         self._withdraw(completion, cancel=True, restart="retraction")
+        now = time.monotonic()
         if completion.given_back_at is None:
-            completion.given_back_at = time.monotonic()
+            completion.given_back_at = now
         elif (error := self._queue.why_not_again(completion.given_back_at)) is not None:
             self._on_error(error)
             return
-        # Not at once: whoever handed it back may not yet be known to be leaving.
-        self._places.take((completion,), delay=RETRY_SECONDS)
+        self._places.take((completion,), delay=pause_after_return(now - completion.given_back_at))
 
     def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
         if (attempt := completion.attempt) is None:
@@ -142,9 +138,9 @@ class Attempts:
             victim.avoid |= blame or attempt.pair.ids
             self._withdraw(victim, cancel=True, restart="failure")
         if not retryable or completion.failures >= self._max_attempts:
-            self._on_error(_told(error, completion.failures) if retryable else error)
+            self._on_error(gave_up(error, attempts=completion.failures) if retryable else error)
             return
-        delay = min(RETRY_SECONDS * 2 ** (completion.failures - 1), MAX_RETRY_SECONDS)
+        delay = pause_after_failures(completion.failures)
         for victim in victims:
             self._places.take((victim,), delay=delay)
 
@@ -243,7 +239,3 @@ class Attempts:
         for worker in attempt.pair.workers:
             if attempt.is_on(worker, completion.stage) and (session := self._fleet.session(worker)) is not None:
                 session.cancel(completion.uid, attempt.number)
-
-
-def _told(error: PdserveError, attempts: int) -> PdserveError:
-    return Unavailable(f"gave up after {attempts} attempts; the last: {error}") if attempts > 1 else error

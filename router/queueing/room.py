@@ -16,7 +16,7 @@ STEPS = 2
 MIN_TOKENS = 2048
 """And never less than this, where a step is small or its size not known."""
 TURNS = 2
-"""Requests a prefill worker may have: so many times what it may hold at once."""
+"""Requests a prefill worker may have: so many times what it may hold at once, and no more than it says that it takes."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,11 @@ class RoomRule:
         bound = self.queue_tokens or max(MIN_TOKENS, STEPS * worker.profile.chunk_tokens)
         if worker.queued_tokens >= bound:
             return False
-        return worker.role == "decode" or worker.requests < TURNS * max(1, worker.profile.max_running)
+        limit = worker.profile.max_requests
+        if worker.role == "decode":  # What runs there has left its line, and is bounded by places in its batch.
+            return not limit or worker.coming.requests < limit
+        places = TURNS * max(1, worker.profile.max_running)
+        return worker.requests < (min(places, limit) if limit else places)
 
     def has_room(self, pair: Pair, *, pages: int | None) -> bool:
         """Both have, of a choice among a request's seats. pages: as below."""

@@ -86,6 +86,7 @@ async def test_cap_06_what_a_worker_has_no_place_for_goes_on_when_it_has(tiny: P
             for ids, answer in zip(prompts, answers, strict=True):
                 assert all(one.ids == reference.best(tiny, ids, one.ids) for one in answer.completions.values())
             await cluster.assert_idle(client)
+            assert cluster.router.output.count("handed back") <= len(prompts), "the rest has waited in the router"
 
 
 async def test_seeded_sampling_survives_retraction(narrow: Cluster) -> None:

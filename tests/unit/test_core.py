@@ -200,7 +200,7 @@ COMPATIBILITY = Compatibility("abc", "float32", 16, 2048, 2, 2, 16)
 
 
 def test_profile_and_load_survive_the_wire() -> None:
-    profile = WorkerProfile("decode-1", "decode", "127.0.0.1:1", COMPATIBILITY, "cpu", 64, 16, "0.1")
+    profile = WorkerProfile("decode-1", "decode", "127.0.0.1:1", COMPATIBILITY, "cpu", 64, 16, "0.1", True, 256, 32, 100)
     load = WorkerLoad(1, 2, 3, PageCounts(4, 5, 6, 7, 22), draining=True)
     assert worker_wire.profile_from_pb(worker_wire.profile_to_pb(profile)) == profile
     assert worker_wire.load_from_pb(worker_wire.load_to_pb(load)) == load

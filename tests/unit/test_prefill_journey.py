@@ -232,6 +232,10 @@ async def test_too_many_requests_are_refused_with_the_number_CAP_06(stands: Stan
     journeys = [stand.submit(IDS), stand.submit(IDS)]
     with pytest.raises(Exception, match="has 2 requests, which is its limit"):
         stand.submit(IDS)
+    journeys[0].end(None)
+    journeys.append(stand.submit(IDS))  # The place of one that only cleans up is free: routers count it as gone.
+    with pytest.raises(Exception, match="has 2 requests, which is its limit"):
+        stand.submit(IDS)
     go.set()
     for journey in journeys:
         await stand.finish(journey)

@@ -60,6 +60,21 @@ def test_a_prefill_worker_has_no_more_requests_than_twice_what_it_may_hold() -> 
     assert RULE.takes_prompt(worker("c", "decode", alone=True, running=30, max_running=8)), "its places are others'"
 
 
+def test_a_worker_has_no_more_requests_than_it_says_that_it_takes_and_one_that_does_not_say_as_many_as_before() -> None:
+    p = worker("p", "prefill", max_running=8, waiting=2)
+    assert RULE.takes_prompt(p), "an older worker does not tell"
+    p.profile = replace(p.profile, max_requests=3)
+    assert RULE.takes_prompt(p)
+    p.completions.begin(1)
+    assert not RULE.takes_prompt(p)
+    alone = worker("d", "decode", alone=True, running=30)
+    alone.profile = replace(alone.profile, max_requests=3)
+    alone.coming.requests = 2
+    assert RULE.takes_prompt(alone), "what runs has no prompt in its line any more"
+    alone.coming.requests = 3
+    assert not RULE.takes_prompt(alone)
+
+
 def test_a_large_request_without_pages_is_bypassed_so_often_and_then_goes_first() -> None:
     p, d = worker("p", "prefill"), worker("d", "decode", pages=100, free=20)
     large, _ = waiter(pages=60, pool=80)

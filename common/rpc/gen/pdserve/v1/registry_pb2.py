@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from common.rpc.gen.pdserve.v1 import work_pb2 as pdserve_dot_v1_dot_work__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pdserve/v1/registry.proto\x12\npdserve.v1\x1a\x15pdserve/v1/work.proto\"\x97\x01\n\x0cWorkerStatus\x12,\n\x07profile\x18\x01 \x01(\x0b\x32\x19.pdserve.v1.WorkerProfileH\x00\x12&\n\x04load\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoadH\x00\x12&\n\x07goodbye\x18\x03 \x01(\x0b\x32\x13.pdserve.v1.GoodbyeH\x00\x42\t\n\x07message\"\x1f\n\x0f\x41nnounceRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\"\x12\n\x10\x41nnounceResponse\"\t\n\x07Goodbye\"\x89\x02\n\rWorkerProfile\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x30\n\rcompatibility\x18\x04 \x01(\x0b\x32\x19.pdserve.v1.Compatibility\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x13\n\x0btotal_pages\x18\x06 \x01(\r\x12\x13\n\x0bmax_running\x18\x07 \x01(\r\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x15\n\rlocal_prefill\x18\t \x01(\x08\x12\x14\n\x0c\x63hunk_tokens\x18\n \x01(\r\x12\x1c\n\x14local_prefill_tokens\x18\x0b \x01(\r\"\xb0\x01\n\nWorkerLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x12\n\nfree_pages\x18\x04 \x01(\r\x12\x12\n\nheld_pages\x18\x05 \x01(\r\x12\x14\n\x0c\x63\x61\x63hed_pages\x18\x06 \x01(\r\x12\x19\n\x11quarantined_pages\x18\x07 \x01(\r\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\"\xba\x01\n\x0fRouterDirective\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.AcceptedH\x00\x12\"\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x11.pdserve.v1.DrainH\x00\x12&\n\x07undrain\x18\x03 \x01(\x0b\x32\x13.pdserve.v1.UndrainH\x00\x12&\n\x07goodbye\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.GoodbyeH\x00\x42\t\n\x07message\" \n\x08\x41\x63\x63\x65pted\x12\x14\n\x0crouter_epoch\x18\x01 \x01(\x06\"\'\n\x05\x44rain\x12\x10\n\x08grace_ms\x18\x01 \x01(\r\x12\x0c\n\x04stay\x18\x02 \x01(\x08\"\t\n\x07Undrain\"Y\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\x08grace_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04\x65xit\x18\x03 \x01(\x08\x42\x0b\n\t_grace_ms\"\x15\n\x13\x44rainWorkerResponse\")\n\x14UndrainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x17\n\x15UndrainWorkerResponse2\xc7\x02\n\x0fRegistryService\x12\x45\n\x08Register\x12\x18.pdserve.v1.WorkerStatus\x1a\x1b.pdserve.v1.RouterDirective(\x01\x30\x01\x12G\n\x08\x41nnounce\x12\x1b.pdserve.v1.AnnounceRequest\x1a\x1c.pdserve.v1.AnnounceResponse0\x01\x12N\n\x0b\x44rainWorker\x12\x1e.pdserve.v1.DrainWorkerRequest\x1a\x1f.pdserve.v1.DrainWorkerResponse\x12T\n\rUndrainWorker\x12 .pdserve.v1.UndrainWorkerRequest\x1a!.pdserve.v1.UndrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pdserve/v1/registry.proto\x12\npdserve.v1\x1a\x15pdserve/v1/work.proto\"\x97\x01\n\x0cWorkerStatus\x12,\n\x07profile\x18\x01 \x01(\x0b\x32\x19.pdserve.v1.WorkerProfileH\x00\x12&\n\x04load\x18\x02 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoadH\x00\x12&\n\x07goodbye\x18\x03 \x01(\x0b\x32\x13.pdserve.v1.GoodbyeH\x00\x42\t\n\x07message\"\x1f\n\x0f\x41nnounceRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\"\x12\n\x10\x41nnounceResponse\"\t\n\x07Goodbye\"\x9f\x02\n\rWorkerProfile\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x30\n\rcompatibility\x18\x04 \x01(\x0b\x32\x19.pdserve.v1.Compatibility\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x13\n\x0btotal_pages\x18\x06 \x01(\r\x12\x13\n\x0bmax_running\x18\x07 \x01(\r\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x15\n\rlocal_prefill\x18\t \x01(\x08\x12\x14\n\x0c\x63hunk_tokens\x18\n \x01(\r\x12\x1c\n\x14local_prefill_tokens\x18\x0b \x01(\r\x12\x14\n\x0cmax_requests\x18\x0c \x01(\r\"\xb0\x01\n\nWorkerLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x12\n\nfree_pages\x18\x04 \x01(\r\x12\x12\n\nheld_pages\x18\x05 \x01(\r\x12\x14\n\x0c\x63\x61\x63hed_pages\x18\x06 \x01(\r\x12\x19\n\x11quarantined_pages\x18\x07 \x01(\r\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\"\xba\x01\n\x0fRouterDirective\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.AcceptedH\x00\x12\"\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x11.pdserve.v1.DrainH\x00\x12&\n\x07undrain\x18\x03 \x01(\x0b\x32\x13.pdserve.v1.UndrainH\x00\x12&\n\x07goodbye\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.GoodbyeH\x00\x42\t\n\x07message\" \n\x08\x41\x63\x63\x65pted\x12\x14\n\x0crouter_epoch\x18\x01 \x01(\x06\"\'\n\x05\x44rain\x12\x10\n\x08grace_ms\x18\x01 \x01(\r\x12\x0c\n\x04stay\x18\x02 \x01(\x08\"\t\n\x07Undrain\"Y\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\x08grace_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04\x65xit\x18\x03 \x01(\x08\x42\x0b\n\t_grace_ms\"\x15\n\x13\x44rainWorkerResponse\")\n\x14UndrainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x17\n\x15UndrainWorkerResponse2\xc7\x02\n\x0fRegistryService\x12\x45\n\x08Register\x12\x18.pdserve.v1.WorkerStatus\x1a\x1b.pdserve.v1.RouterDirective(\x01\x30\x01\x12G\n\x08\x41nnounce\x12\x1b.pdserve.v1.AnnounceRequest\x1a\x1c.pdserve.v1.AnnounceResponse0\x01\x12N\n\x0b\x44rainWorker\x12\x1e.pdserve.v1.DrainWorkerRequest\x1a\x1f.pdserve.v1.DrainWorkerResponse\x12T\n\rUndrainWorker\x12 .pdserve.v1.UndrainWorkerRequest\x1a!.pdserve.v1.UndrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,25 +41,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GOODBYE']._serialized_start=271
   _globals['_GOODBYE']._serialized_end=280
   _globals['_WORKERPROFILE']._serialized_start=283
-  _globals['_WORKERPROFILE']._serialized_end=548
-  _globals['_WORKERLOAD']._serialized_start=551
-  _globals['_WORKERLOAD']._serialized_end=727
-  _globals['_ROUTERDIRECTIVE']._serialized_start=730
-  _globals['_ROUTERDIRECTIVE']._serialized_end=916
-  _globals['_ACCEPTED']._serialized_start=918
-  _globals['_ACCEPTED']._serialized_end=950
-  _globals['_DRAIN']._serialized_start=952
-  _globals['_DRAIN']._serialized_end=991
-  _globals['_UNDRAIN']._serialized_start=993
-  _globals['_UNDRAIN']._serialized_end=1002
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1004
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1093
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1095
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1116
-  _globals['_UNDRAINWORKERREQUEST']._serialized_start=1118
-  _globals['_UNDRAINWORKERREQUEST']._serialized_end=1159
-  _globals['_UNDRAINWORKERRESPONSE']._serialized_start=1161
-  _globals['_UNDRAINWORKERRESPONSE']._serialized_end=1184
-  _globals['_REGISTRYSERVICE']._serialized_start=1187
-  _globals['_REGISTRYSERVICE']._serialized_end=1514
+  _globals['_WORKERPROFILE']._serialized_end=570
+  _globals['_WORKERLOAD']._serialized_start=573
+  _globals['_WORKERLOAD']._serialized_end=749
+  _globals['_ROUTERDIRECTIVE']._serialized_start=752
+  _globals['_ROUTERDIRECTIVE']._serialized_end=938
+  _globals['_ACCEPTED']._serialized_start=940
+  _globals['_ACCEPTED']._serialized_end=972
+  _globals['_DRAIN']._serialized_start=974
+  _globals['_DRAIN']._serialized_end=1013
+  _globals['_UNDRAIN']._serialized_start=1015
+  _globals['_UNDRAIN']._serialized_end=1024
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1026
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1115
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1117
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1138
+  _globals['_UNDRAINWORKERREQUEST']._serialized_start=1140
+  _globals['_UNDRAINWORKERREQUEST']._serialized_end=1181
+  _globals['_UNDRAINWORKERRESPONSE']._serialized_start=1183
+  _globals['_UNDRAINWORKERRESPONSE']._serialized_end=1206
+  _globals['_REGISTRYSERVICE']._serialized_start=1209
+  _globals['_REGISTRYSERVICE']._serialized_end=1536
 # @@protoc_insertion_point(module_scope)

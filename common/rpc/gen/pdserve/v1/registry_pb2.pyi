@@ -31,7 +31,7 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerProfile(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "compatibility", "device", "total_pages", "max_running", "version", "local_prefill", "chunk_tokens", "local_prefill_tokens")
+    __slots__ = ("worker_id", "role", "address", "compatibility", "device", "total_pages", "max_running", "version", "local_prefill", "chunk_tokens", "local_prefill_tokens", "max_requests")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class WorkerProfile(_message.Message):
     LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     address: str
@@ -54,7 +55,8 @@ class WorkerProfile(_message.Message):
     local_prefill: bool
     chunk_tokens: int
     local_prefill_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., compatibility: _Optional[_Union[_work_pb2.Compatibility, _Mapping]] = ..., device: _Optional[str] = ..., total_pages: _Optional[int] = ..., max_running: _Optional[int] = ..., version: _Optional[str] = ..., local_prefill: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ..., local_prefill_tokens: _Optional[int] = ...) -> None: ...
+    max_requests: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., compatibility: _Optional[_Union[_work_pb2.Compatibility, _Mapping]] = ..., device: _Optional[str] = ..., total_pages: _Optional[int] = ..., max_running: _Optional[int] = ..., version: _Optional[str] = ..., local_prefill: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ..., local_prefill_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "queued_tokens", "free_pages", "held_pages", "cached_pages", "quarantined_pages", "draining")
