@@ -134,7 +134,7 @@ class Attempts:
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
         for victim in victims:
-            victim.failures += 1
+            victim.note_failure()
             victim.avoid |= blame or attempt.pair.ids
             self._withdraw(victim, cancel=True, restart="failure")
         if not retryable or completion.failures >= self._max_attempts:

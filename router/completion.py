@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 MAX_HELD = 256
 """Tokens kept while an earlier one is missing."""
 
+PROGRESS_TOKENS = 32
+"""So many of one attempt are progress. Fewer may come of every attempt at a request that kills its workers, or can be handed over
+to none: a prefill worker makes one each time."""
+
 
 class Stage(Enum):
     """Where the work is. ENDED: no worker has anything of it."""
@@ -55,7 +59,7 @@ class Completion:
     attempt, attempt_number: the current one, None and 0 while none is under way. attempts: how many were begun.
     restart: why the next attempt is begun anew, "failure" or "retraction"; "" before the first.
     finish: why it is over for the client; None while it runs.
-    failures: attempts that failed and count. avoid: the workers they were on.
+    failures: attempts that failed and count: those in a row without much progress. avoid: the workers they were on.
     given_back_at: by a worker, for the first time since one has taken it on: time.monotonic() seconds.
     """
 
@@ -72,6 +76,7 @@ class Completion:
         self.restart = ""
         self.finish: FinishReason | None = None
         self.failures = 0
+        self._began_with = 0
         self.avoid: frozenset[str] = frozenset()
         self.given_back_at: float | None = None
         self.first_token_at: float | None = None
@@ -95,6 +100,13 @@ class Completion:
         self.move_to(Stage.PREFILL)
         self.attempt = attempt
         self.attempt_number = self.attempts = attempt.number
+        self._began_with = len(self.token_ids)
+
+    def note_failure(self) -> None:
+        """Of the current attempt. One that had come far enough was well with this request: earlier failures are none of its."""
+        if len(self.token_ids) - self._began_with >= PROGRESS_TOKENS:
+            self.failures = 0
+        self.failures += 1
 
     def withdraw(self, why: str) -> None:
         """The current attempt is over without the rest of its tokens; whatever still comes from it is ignored."""

@@ -24,7 +24,7 @@ class RouterConfig(SecurityConfig):
     max_prompt_tokens: int | None = option(None, "a prompt at most, in tokens; unset: what --max-context leaves")
     max_queue: int = option(1024, "requests that may wait for their first token; one more is refused")
     max_in_flight: int = option(4096, "requests that may be in the router at once; one more is refused")
-    max_attempts: int = option(5, "how often work on a request may fail before its call fails")
+    max_attempts: int = option(5, "how often work on a request may fail, with little progress between, before its call fails")
     pair_wait: timedelta = option(
         timedelta(seconds=3), "how long a request waits while there is no pair of workers for it, and none is known to come"
     )

@@ -15,7 +15,7 @@ from common.tracing import NoTracing
 from common.work import FinishReason
 from router.attempt import Work
 from router.attempts import Attempts
-from router.completion import Completion, Stage
+from router.completion import PROGRESS_TOKENS, Completion, Stage
 from router.dispatch import Dispatch
 from router.fleet.circuits import Circuits
 from router.fleet.placement import Pair
@@ -246,6 +246,20 @@ async def test_the_pause_before_the_next_of_many_attempts_stays_short() -> None:
         attempts.failed(first, Unavailable("Socket closed"), retryable=True, blame=frozenset())
         queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
     assert queue.delays[:2] == [0.1, 0.2] and max(queue.delays) < 2
+    attempts.close()
+
+
+@pytest.mark.parametrize(("tokens", "is_given_up"), [(PROGRESS_TOKENS, False), (PROGRESS_TOKENS - 1, True)])
+async def test_attempts_count_since_one_that_came_far(tokens: int, is_given_up: bool) -> None:
+    queue, errors = OneTurn(), list[Exception]()
+    attempts, (first,) = make(queue, errors, n=1, max_attempts=3)
+    attempts.begin()
+    for made in (0, 0, tokens, 0):
+        first.token_ids.extend([7] * made)
+        attempts.failed(first, Unavailable("Socket closed"), retryable=True, blame=frozenset())
+        if not errors:
+            queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
+    assert bool(errors) is is_given_up, "a request that kills its workers makes a token each time"
     attempts.close()
 
 
