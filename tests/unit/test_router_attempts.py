@@ -96,7 +96,7 @@ def make(
         request_id="r",
         prompt=array("i", [1, 2, 3]),
         sampling=SamplingParams(seed=1),
-        output_limit=8,
+        output_limit=100,
         logprobs=None,
         priority=3,
         page_size=4,
