@@ -87,10 +87,6 @@ def bind(what: About) -> None:
     _bound.set(what)
 
 
-def is_bound() -> bool:
-    return _bound.get() is not None
-
-
 def _is_ours(record: logging.LogRecord) -> bool:
     """grpc logs metadata that is not UTF-8 with a traceback, and with its bytes: what a caller meant as a token, maybe."""
     return not str(record.msg).startswith("Invalid encoding on")

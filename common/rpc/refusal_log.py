@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -32,14 +33,14 @@ class RefusalLog:
         self._log = log
         self._seconds: dict[tuple[str, grpc.StatusCode], _Second] = {}
 
-    def note(self, method: str, status: grpc.StatusCode, text: str, *, extra: dict[str, Any]) -> None:
-        """One call has ended so. extra: what the line is about."""
+    def note(self, method: str, status: grpc.StatusCode, text: str) -> None:
+        """One call, this task's, has ended so."""
         if (second := self._seconds.get((method, status))) is None:
             second = self._seconds[method, status] = _Second()
-            asyncio.get_running_loop().call_later(1.0, self._close, method, status)
+            asyncio.get_running_loop().call_later(1.0, self._close, method, status, context=Context())  # It is about no one call.
         if second.lines < LINES_A_SECOND:
             second.lines += 1
-            self._log.info("%s: %s: %s", method, status.name, text, extra=extra)
+            self._log.info("%s: %s: %s", method, status.name, text)
         else:
             second.counted += 1
             second.last = text

@@ -17,6 +17,7 @@ from common.address import Address, UnixAddress
 from common.errors import StartError
 from common.rpc.compression import SERVER_OPTIONS
 from common.rpc.interceptors import ErrorInterceptor
+from common.rpc.messages import MessageInterceptor
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_METADATA_BYTES: Final = 16 * 1024
@@ -42,7 +43,11 @@ def make_server(
     their errors become statuses."""
     patience_ms = silence // timedelta(milliseconds=2)
     return grpc.aio.server(
-        interceptors=(ErrorInterceptor(max_message_bytes=max_message_bytes), *interceptors),
+        interceptors=(
+            ErrorInterceptor(max_message_bytes=max_message_bytes),
+            *interceptors,
+            MessageInterceptor(max_message_bytes=max_message_bytes),
+        ),
         options=(
             *SERVER_OPTIONS,
             # A taken port is an error, not a second listener that gets half of the calls (GRP-04).

@@ -143,6 +143,19 @@ async def test_a_worker_without_the_router_s_worker_token_does_not_join_and_says
     assert set(await client.workers()) == before
 
 
+async def test_calls_whose_message_has_not_come_count_for_the_limit(guarded: Cluster, client: Client, secrets: Secrets) -> None:
+    get_model = next(rpc for rpc in rpcs_of("router") if rpc.path.endswith("/GetModel"))
+    silent: list[Any] = [client.channel.stream_stream(get_model.path)(timeout=60) for _ in range(3)]
+
+    async def is_told(status: grpc.StatusCode) -> bool:
+        return await status_of(client.channel, get_model) is status
+
+    await eventually(lambda: is_told(grpc.StatusCode.RESOURCE_EXHAUSTED), within=3)
+    for call in silent:
+        call.cancel()
+    await eventually(lambda: is_told(grpc.StatusCode.OK), within=3)
+
+
 async def test_a_client_s_open_calls_are_limited_by_its_token(guarded: Cluster, client: Client, secrets: Secrets) -> None:
     calls = [client.call(prompt(5, seed=i), sampling={"max_tokens": 900, "ignore_eos": True}) for i in range(3)]
     await asyncio.gather(*(call.read() for call in calls))

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from common.errors import AlreadyExists, InvalidRequest, ResourceExhausted, Unavailable
-from common.rpc import interceptors
+from common.rpc import messages
 from common.rpc.channels import error_of, make_channel
 from common.rpc.interceptors import MAX_MESSAGE_CHARS
 from common.rpc.server import bind, make_server
@@ -277,7 +277,7 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_tracebac
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("unary")])
 async def test_a_unary_call_whose_message_does_not_come_is_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interceptors, "MESSAGE_SECONDS", 0.2)
+    monkeypatch.setattr(messages, "MESSAGE_SECONDS", 0.2)
     async with serving(every_kind(lambda: None)) as channel:
         silent: Any = channel.stream_stream(f"/{SERVICE}/{name}")(timeout=20)
         assert await silent.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -20,15 +20,15 @@ async def test_the_first_have_a_line_each_and_the_rest_of_a_second_one_together(
     caplog.set_level(logging.INFO)
     refusals = RefusalLog(logging.getLogger("x"))
     for number in range(LINES_A_SECOND + 5):
-        refusals.note("/S/M", FULL, f"full {number}", extra={})
-    refusals.note("/S/M", BAD, "bad", extra={})
+        refusals.note("/S/M", FULL, f"full {number}")
+    refusals.note("/S/M", BAD, "bad")
     assert [record.getMessage() for record in caplog.records] == [
         *(f"/S/M: RESOURCE_EXHAUSTED: full {number}" for number in range(LINES_A_SECOND)),
         "/S/M: INVALID_ARGUMENT: bad",
     ]
     caplog.clear()
     await eventually(lambda: len(caplog.records) > 0, within=10)
-    refusals.note("/S/M", FULL, "full again", extra={})
+    refusals.note("/S/M", FULL, "full again")
     assert [record.getMessage() for record in caplog.records] == [
         f"/S/M: RESOURCE_EXHAUSTED: 5 more within a second, the last: full {LINES_A_SECOND + 4}",
         "/S/M: RESOURCE_EXHAUSTED: full again",
