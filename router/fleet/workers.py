@@ -136,6 +136,11 @@ class Worker:
         return count is None or self.available_pages >= min(count, self.profile.total_pages)
 
     @property
+    def has_place(self) -> bool:
+        """In its batch, for a completion that is there now."""
+        return round(self.completions.value) < max(1, self.profile.max_running)
+
+    @property
     def fullness(self) -> float:
         """Of places in the batch and pages, the scarcer one's share in use: 0 idle, 1 full, more: work is waiting there.
         (The dominant share of Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.)"""

@@ -11,6 +11,8 @@ WEIGHT = 0.05
 """Of the newest answer in the means; of the first ones more, so that all count alike."""
 LONGEST_HANDOFF_SECONDS = 1.0
 """A hand-off counts for no more: a transfer that stalls is a fault, which says nothing of the next one's."""
+STEP_SECONDS = 0.5
+"""A place that is free takes no longer than a step to get, which is less than this; beyond it others had to leave first."""
 
 
 class Answer(NamedTuple):
@@ -37,6 +39,15 @@ class Answers:
             self._place.note(answer.place_seconds)
         if answer.tokens > 2:
             self._gap.note(answer.rest_seconds / (answer.tokens - 2))
+
+    @property
+    def waits_for_places(self) -> bool:
+        """Places in batches were not free lately."""
+        return self._place.value > STEP_SECONDS
+
+    def forget_places(self) -> None:
+        """One is free now: how long others waited says nothing of who comes next."""
+        self._place = Mean()
 
     def expected_seconds(self, limit: int) -> float:
         """From the first token to the last of an answer of at most so many tokens; 0 while none is known."""

@@ -114,6 +114,7 @@ class RequestQueue:
 
     def freed(self, tokens: int) -> None:
         """Work has ended somewhere. tokens: of a prompt that was computed for the first time, else 0."""
+        self._look_for_places()
         if self._line:
             if tokens:
                 self._note_pace(tokens)
@@ -127,6 +128,11 @@ class RequestQueue:
     def answered(self, answer: Answer) -> None:
         """An answer has ended that no fault has held up."""
         self._answers.note(answer)
+        self._look_for_places()
+
+    def _look_for_places(self) -> None:
+        if self._answers.waits_for_places and self._fleet.has_places:
+            self._answers.forget_places()
 
     def joined(self, worker: Worker) -> None:
         pass

@@ -58,6 +58,10 @@ class Workers:
         return tuple(worker for worker in self.live if worker.is_placeable and worker.computes_prompts)
 
     @property
+    def has_places(self) -> bool:
+        return any(worker.has_place for worker in self.live if worker.role == "decode")
+
+    @property
     def roster(self) -> Roster:
         return Roster(self.live)
 
@@ -284,6 +288,29 @@ async def test_whose_turn_comes_too_late_is_refused_and_the_next_one_goes() -> N
     await asyncio.sleep(0)
     assert isinstance(refused.error, ResourceExhausted) and goes.went is not None and goes_too.went is not None
     assert late.timer is None
+
+
+async def test_who_comes_when_a_batch_has_a_place_again_is_not_held_to_how_long_others_waited_for_one() -> None:
+    clock = Clock()
+    p, d = worker("p", "prefill", queued_tokens=100), worker("d", "decode", max_running=1, running=1, waiting=1)
+    queue = queue_of(Workers(p, d), clock=clock)
+    queue.answered(Answer(tokens=2, handoff_seconds=0.0, place_seconds=10.0, rest_seconds=0.0))
+    (late, refused), (second, goes) = (waiter(deadline=4.0, output_tokens=2) for _ in range(2))
+    queue.enter(late)
+    p.report(WorkerLoad())
+    queue.reported()
+    await asyncio.sleep(0)
+    assert refused.error is not None, "one runs and one waits there"
+
+    p.report(WorkerLoad(queued_tokens=100))
+    queue.enter(second)
+    d.report(WorkerLoad())
+    queue.freed(0)
+    d.report(WorkerLoad(running=1))
+    p.report(WorkerLoad())
+    queue.reported()
+    await asyncio.sleep(0)
+    assert goes.went is not None
 
 
 async def test_a_retry_gets_in_line_after_its_delay_unless_it_has_left() -> None:
