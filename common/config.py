@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 import types
@@ -28,6 +29,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from common.address import Address
 from common.batch_sizes import BatchSizes
+from common.version import VERSION
 
 ENV_PREFIX = "PDSERVE_"
 _ABSENT: Any = object()
@@ -58,6 +60,7 @@ def parse_config(
     parser = _OneLineParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=f"pdserve {VERSION}")
     groups = {"": parser} | {
         group: parser.add_argument_group(group) for group in dict.fromkeys(e.group for e in entries) if group
     }
@@ -79,6 +82,11 @@ def parse_config(
         return cls(**values)
     except ValueError as error:
         parser.error(str(error))
+
+
+def variables(cls: type) -> list[str]:
+    """The environment's names for its fields."""
+    return [entry.variable for entry in _entries(cls)]
 
 
 def describe(config: Any) -> str:
@@ -122,9 +130,11 @@ def _number(kind: type[int] | type[float], called: str) -> Callable[[str], Any]:
         try:
             number = kind(text)
         except ValueError:
-            raise ValueError(f"must be {called}, got {text!r}") from None
+            number = math.nan
+        if number != number or abs(number) == math.inf:
+            raise ValueError(f"must be {called}, got {text!r}")
         if kind is int and abs(number) > LARGEST:
-            raise ValueError(f"must be at most {LARGEST}, got {text!r}")
+            raise ValueError(f"must be {f'at most {LARGEST}' if number > 0 else f'at least {-LARGEST}'}, got {text!r}")
         return number
 
     return parse

@@ -11,6 +11,7 @@ if __name__ == "__main__":
     early_end.begin()
 
 from common.config import parse_config
+from common.environment import warn_of_strangers
 from common.logs import configure
 from common.rpc.process import run_process
 from router.config import RouterConfig
@@ -19,4 +20,5 @@ from router.server import serve
 if __name__ == "__main__":
     config = parse_config(RouterConfig, prog="python -m router", description=__doc__ or "")
     configure("router", config.log_level, config.log_format)
+    warn_of_strangers(RouterConfig)
     run_process(lambda stop: serve(config, stop))

@@ -80,6 +80,7 @@ async def bind(server: grpc.aio.Server, address: Address, *, credentials: grpc.S
         else:
             port = server.add_secure_port(str(address), credentials)
     except RuntimeError as error:
+        await check_free(address)  # It may have been taken since: gRPC says the same of that and of a key it does not take.
         reason = str(error) if credentials is None else "gRPC does not take the certificate or its key"
         raise StartError(f"cannot listen on {address}: {reason}") from error
     return address.with_port(port)

@@ -11,6 +11,8 @@ import pytest
 from common.address import Address
 from common.batch_sizes import BatchSizes
 from common.config import describe, option, parse_config, parse_duration, required
+from common.environment import warn_of_strangers
+from common.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ def test_a_flag_wins_over_the_environment() -> None:
         ([], "--model is required (or PDSERVE_MODEL in the environment)"),
         (["--model=m", "--listen=::1:50051"], "argument --listen: must be host:port, [ipv6]:port or unix:/path, got '::1:50051'"),
         (["--model=m", "--pool-pages=x"], "argument --pool-pages: must be a whole number, got 'x'"),
+        (["--model=m", "--pool-pages=-9999999999"], "argument --pool-pages: must be at least -2147483647, got '-9999999999'"),
+        (["--model=m", f"--pool-pages={'9' * 400}"], f"argument --pool-pages: must be at most 2147483647, got '{'9' * 400}'"),
+        (["--model=m", "--rate=inf"], "argument --rate: must be a number, got 'inf'"),
         (["--model=m", "--rate=2"], "--rate must be at most 1, got 2.0"),
         (["--model=m", "--grace=soon"], "argument --grace: must be a duration like 5s, 200ms or 2m, got 'soon'"),
         (["--model=m", "--transport=udp"], "argument --transport: must be one of auto, shm, grpc, got 'udp'"),
@@ -92,6 +97,21 @@ def test_a_mistake_in_the_environment_names_the_variable(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         parse("--model=m", env={"PDSERVE_VERIFY": "maybe"})
     assert "environment variable PDSERVE_VERIFY: must be true or false, got 'maybe'" in capsys.readouterr().err
+
+
+def test_a_variable_that_is_none_of_the_program_s_is_named_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_strangers(Config, {"PDSERVE_MODEL": "m", "PDSERVE_POOLPAGES": "8", "PDSERVE_XYZ": "1", "HOME": "/"})
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("no effect: PDSERVE_POOLPAGES (the nearest is PDSERVE_POOL_PAGES), PDSERVE_XYZ")
+    caplog.clear()
+    warn_of_strangers(Config, {"PDSERVE_MODEL": "m"})
+    assert not caplog.records
+
+
+def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse("--version")
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"pdserve {VERSION}\n")
 
 
 def test_help_shows_each_flag_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from common.errors import NotFound, StartError
 from common.rpc.channels import error_of, make_channel
 from common.rpc.server import MAX_MESSAGE_BYTES, bind, make_server
 from tests.helpers.eventually import eventually
+from tests.helpers.process import free_port
 from tests.helpers.rpc import KINDS, LOOPBACK, add_handlers, call, method, serving
 
 LIMIT = 100_000
@@ -181,6 +182,18 @@ async def test_grp_01_a_client_that_pings_without_end_is_tolerated() -> None:
             seen = await asyncio.wait_for(read_frame(reader), 5)
     writer.close()
     await server.stop(0)
+
+
+async def test_grp_04_an_address_that_is_taken_in_the_last_moment_is_not_blamed_on_the_certificate() -> None:
+    class Late:
+        def add_secure_port(self, address: str, credentials: Any) -> int:
+            self.other = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
+            raise RuntimeError(f"Failed to bind to address {address}")
+
+    server: Any = Late()
+    with pytest.raises(StartError, match="cannot listen on .*: address already in use"):
+        await bind(server, Address("127.0.0.1", free_port()), credentials=object())  # type: ignore[arg-type]
+    server.other.close()
 
 
 async def test_a_burst_of_two_thousand_calls_is_answered() -> None:
