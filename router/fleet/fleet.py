@@ -101,6 +101,11 @@ class Fleet:
         return self._computing
 
     @property
+    def is_idle(self) -> bool:
+        """No worker has anything to do, whoever's."""
+        return not any(worker.requests for worker in self.registry.live)
+
+    @property
     def has_places(self) -> bool:
         """Some decode worker would take a completion into its batch at once."""
         return any(worker.has_place for worker in self.registry.live if worker.role == "decode" and worker.is_placeable)

@@ -58,6 +58,10 @@ class Workers:
         return tuple(worker for worker in self.live if worker.is_placeable and worker.computes_prompts)
 
     @property
+    def is_idle(self) -> bool:
+        return not any(worker.requests for worker in self.live)
+
+    @property
     def has_places(self) -> bool:
         return any(worker.has_place for worker in self.live if worker.role == "decode")
 
@@ -356,8 +360,10 @@ async def test_time_without_a_pair_and_what_a_fault_held_up_are_not_the_line_s_p
         queue.leave(each)
 
 
-@pytest.mark.parametrize(("lull", "is_refused"), [(0.5, True), (2.0, False)])
-async def test_a_new_line_is_not_held_to_the_pace_of_one_that_is_long_gone(lull: float, is_refused: bool) -> None:
+@pytest.mark.parametrize(("lull", "is_idle", "is_refused"), [(0.5, False, True), (2.0, False, False), (0.1, True, False)])
+async def test_a_new_line_is_not_held_to_the_pace_of_one_that_is_gone_for_long_or_with_all_work(
+    lull: float, is_idle: bool, is_refused: bool
+) -> None:
     clock = Clock()
     p = worker("p", "prefill")
     p.report(WorkerLoad(waiting=19, queued_tokens=1000))
@@ -370,6 +376,10 @@ async def test_a_new_line_is_not_held_to_the_pace_of_one_that_is_long_gone(lull:
     queue.leave(slow)
     await asyncio.sleep(0)
     clock.now += lull
+    if is_idle:
+        p.report(WorkerLoad())
+        queue.enter(waiter(1000)[0])
+        p.report(WorkerLoad(waiting=19, queued_tokens=1000))
     made, fate = waiter(1, deadline=clock.now + 30.0)
     queue.enter(made)
     assert (fate.error is not None) is is_refused
