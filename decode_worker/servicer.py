@@ -68,6 +68,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                             refuse(Failed(WorkFailure.of(key.for_completion(offset), error, retryable=False)))
                 case "inquire":
                     yield commands.Inquire(WorkKey(router_epoch, request.inquire.uid, request.inquire.attempt))
+                case None:
+                    pass  # A kind of message that a newer router knows: what comes of it, it bears without an answer.
                 case other:
                     raise InvalidRequest("message", "must be cancel, prefill or inquire once the session is open", other)
 

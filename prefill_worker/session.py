@@ -118,6 +118,8 @@ class Session:
                     self._submit(request.submit)
                 case "cancel":
                     self._journeys.cancel(WorkKey(self.router_epoch, request.cancel.uid, request.cancel.attempt))
+                case None:
+                    pass  # A kind of message that a newer router knows: what comes of it, it bears without an answer.
                 case other:
                     raise InvalidArgument(f"a session takes submit and cancel after its hello, got {other}")
 

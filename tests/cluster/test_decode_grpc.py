@@ -247,6 +247,9 @@ async def test_a_session_begins_with_hello_and_takes_only_cancels_after() -> Non
         await silent.write(cancel)
         assert await silent.code() is grpc.StatusCode.INVALID_ARGUMENT
         router = await peers.session()
+        await router.call.write(decode_pb2.DecodeSessionRequest.FromString(b"\x9a\x06\x00"))  # Field 99: of a newer router.
+        await router.call.write(decode_pb2.DecodeSessionRequest(inquire=decode_pb2.Inquire(uid=1, attempt=1)))
+        await eventually(lambda: len(router.told) > 0, within=2)
         await router.call.write(decode_pb2.DecodeSessionRequest(hello=prefill_pb2.SessionHello(router_epoch=EPOCH)))
         assert await router.call.code() is grpc.StatusCode.INVALID_ARGUMENT
         await peers.assert_idle()

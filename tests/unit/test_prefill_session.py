@@ -54,6 +54,14 @@ async def test_a_session_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPa
         assert await at.router().end() == (Status.DEADLINE_EXCEEDED, "no hello within 0.1 s")
 
 
+async def test_a_kind_of_message_that_only_newer_routers_know_is_left_out() -> None:
+    async with serving() as at:
+        router = await at.open()
+        await router.call.write(Request.FromString(b"\x9a\x06\x00"))  # Field 99, an empty message.
+        await router.submit(IDS)
+        assert await router.kinds(3) == ["started", "first_token", "handed_off"]
+
+
 async def test_a_second_hello_ends_the_session() -> None:
     async with serving() as at:
         router = await at.open()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from common.errors import FailedPrecondition, Incompatible
+from common.errors import FailedPrecondition, Incompatible, InvalidRequest
 from common.work import WorkerLoad
 from router.fleet.registry import LOST_SHOWN_SECONDS, Registry
 from router.fleet.workers import Departure, Worker, WorkerState
@@ -74,6 +75,16 @@ def test_a_refusal_is_the_reason_until_it_is_old_or_mended(registry: Registry, c
     clock.now += LOST_SHOWN_SECONDS
     assert registry.why_none("decode") == "no decode worker is registered"
     assert registry.recently_lost == []
+
+
+@pytest.mark.parametrize("left_out", ["page_size", "max_context"])
+def test_a_profile_without_its_sizes_is_refused_and_keeps_out_nobody(registry: Registry, left_out: str) -> None:
+    differs: dict[str, Any] = {left_out: 0}
+    with pytest.raises(InvalidRequest, match=f"{left_out} must be at least 1, got 0"):
+        registry.join(profile("p", port=1, **differs))
+    with pytest.raises(InvalidRequest, match="total_pages must be at least 1, got 0"):
+        registry.join(replace(profile("p", port=1), total_pages=0))
+    registry.join(profile("q", port=2))
 
 
 def test_an_incompatible_successor_at_the_same_address_needs_only_to_suit_the_others(registry: Registry) -> None:

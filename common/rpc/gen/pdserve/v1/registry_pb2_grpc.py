@@ -27,6 +27,9 @@ if _version_not_supported:
 
 class RegistryServiceStub:
     """Served by each router.
+
+    Here as on sessions, whoever gets a message of a kind that it does not know leaves it out: the other end may be newer. A change that
+    an older end cannot leave out raises Compatibility.protocol_version.
     """
 
     def __init__(self, channel):
@@ -59,6 +62,9 @@ class RegistryServiceStub:
 
 class RegistryServiceServicer:
     """Served by each router.
+
+    Here as on sessions, whoever gets a message of a kind that it does not know leaves it out: the other end may be newer. A change that
+    an older end cannot leave out raises Compatibility.protocol_version.
     """
 
     def Register(self, request_iterator, context):
@@ -126,6 +132,9 @@ def add_RegistryServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class RegistryService:
     """Served by each router.
+
+    Here as on sessions, whoever gets a message of a kind that it does not know leaves it out: the other end may be newer. A change that
+    an older end cannot leave out raises Compatibility.protocol_version.
     """
 
     @staticmethod
