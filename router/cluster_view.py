@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from common.rpc.gen.pdserve.v1 import generation_pb2 as pb2
 from common.version import VERSION
+from common.work import WorkerLoad
 from router.admission import Admission
 from router.completion import Stage
 from router.dispatch import Dispatch
@@ -39,7 +40,7 @@ class ClusterView:
     def to_pb(self) -> pb2.GetClusterResponse:
         now, registry = self._clock(), self._fleet.registry
         workers = [*registry.live, *registry.recently_lost]
-        return pb2.GetClusterResponse(workers=[_worker_to_pb(worker, now) for worker in workers], router=self._router_to_pb(now))
+        return pb2.GetClusterResponse(workers=[worker_to_pb(worker, now) for worker in workers], router=self._router_to_pb(now))
 
     def _router_to_pb(self, now: float) -> pb2.Router:
         admission, stages = self._admission, self._dispatch.stages()
@@ -63,8 +64,11 @@ class ClusterView:
         )
 
 
-def _worker_to_pb(worker: Worker, now: float) -> pb2.Worker:
-    load, profile = worker.load, worker.profile
+def worker_to_pb(worker: Worker, now: float) -> pb2.Worker:
+    """now: of the registry's clock."""
+    profile = worker.profile
+    # What it had when it last reported is on no worker any more.
+    load = worker.load if worker.lost_at is None else WorkerLoad()
     return pb2.Worker(
         id=worker.id,
         role=worker.role,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from common.errors import FailedPrecondition, Incompatible, InvalidRequest
-from common.work import WorkerLoad
+from common.work import PageCounts, WorkerLoad
+from router.cluster_view import worker_to_pb
 from router.fleet.registry import LOST_SHOWN_SECONDS, Registry
 from router.fleet.workers import Departure, Worker, WorkerState
 from tests.helpers.workers import profile
@@ -85,6 +86,16 @@ def test_a_profile_without_its_sizes_is_refused_and_keeps_out_nobody(registry: R
     with pytest.raises(InvalidRequest, match="total_pages must be at least 1, got 0"):
         registry.join(replace(profile("p", port=1), total_pages=0))
     registry.join(profile("q", port=2))
+
+
+def test_one_that_is_gone_is_shown_without_what_it_had_when_it_last_reported(registry: Registry) -> None:
+    worker = registry.join(profile("p"))
+    registry.report(worker, WorkerLoad(2, 1, 30, PageCounts(1, 9, 0, 0, 10)))
+    shown = worker_to_pb(worker, registry.now)
+    assert (shown.running, shown.waiting, shown.held_pages) == (2, 1, 9)
+    registry.leave(worker, "it was stopped in order", Departure.IN_ORDER)
+    shown = worker_to_pb(worker, registry.now)
+    assert (shown.running, shown.waiting, shown.queued_tokens, shown.held_pages, shown.total_pages) == (0, 0, 0, 0, 10)
 
 
 def test_an_incompatible_successor_at_the_same_address_needs_only_to_suit_the_others(registry: Registry) -> None:
