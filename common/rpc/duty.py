@@ -1,6 +1,7 @@
 """Duty: whether a worker takes work, and how it stops to: the same for both roles, whoever asks.
 
 WORKING --drain, stay--> DRAINING --undrain--> WORKING          for an operator: DrainWorker, UndrainWorker
+                         drain again: with another grace
    '------ signal, drain -----'--------------> LEAVING -> over  for good
 
 Draining, in either state: health NOT_SERVING, load reports say so, nothing new is taken, what is here finishes or, when the grace
@@ -73,6 +74,9 @@ class Duty:
             self._state = State.DRAINING
             log.info("a router asked this worker to drain and stay")
             self._draining = self._start(grace or self._grace)
+        elif stay and self._state is State.DRAINING and grace is not None:  # Whoever asked first may have given it hours.
+            self._stop_draining()
+            self._draining = self._start(grace)
 
     def undrain(self) -> None:
         if self._state is State.DRAINING and not self._leave.done():

@@ -75,6 +75,16 @@ async def test_a_drained_worker_that_stays_takes_work_again() -> None:
     stand.over.cancel()
 
 
+async def test_whoever_drains_again_may_give_it_another_grace() -> None:
+    stand = Stand()
+    stand.duty.drain(LONG, True)
+    await eventually(lambda: stand.worker.graces == [LONG], within=1)
+    stand.duty.drain(None, True)
+    stand.duty.drain(SHORT, True)
+    await eventually(lambda: stand.worker.graces == [LONG, SHORT], within=1)
+    stand.over.cancel()
+
+
 async def test_a_drained_worker_goes_when_it_is_told_to_and_then_does_not_turn_back() -> None:
     stand = Stand()
     stand.duty.drain(None, True)
