@@ -98,6 +98,8 @@ class Registry:
             if former.id != worker.id:
                 self._replaced[former.id, former.profile.address] = worker
             self.leave(former, f"{worker.id} has registered from the same address", Departure.REPLACED)
+        # One process is one entry: what it was before it came back is no worker that is missing.
+        self._lost = [gone for gone in self._lost if (gone.id, gone.profile.address) != (worker.id, profile.address)]
         self._live[worker.id] = worker
         log.info("%s registered: %s, %d pages", worker, profile.device, profile.total_pages)
         self._tell(lambda listener: listener.joined(worker))

@@ -98,6 +98,17 @@ def test_one_that_is_gone_is_shown_without_what_it_had_when_it_last_reported(reg
     assert (shown.running, shown.waiting, shown.queued_tokens, shown.held_pages, shown.total_pages) == (0, 0, 0, 0, 10)
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_process_that_registers_again_is_one_worker_and_not_also_a_lost_one(registry: Registry, is_over: bool) -> None:
+    former = registry.join(profile("p", port=1))
+    if is_over:
+        registry.leave(former, "its registration stream ended", Departure.BROKEN)
+    again = registry.join(profile("p", port=1))
+    assert again is not former and (registry.live, registry.recently_lost) == ([again], [])
+    registry.leave(again, "gone", Departure.BROKEN)
+    assert registry.recently_lost == [again]
+
+
 def test_an_incompatible_successor_at_the_same_address_needs_only_to_suit_the_others(registry: Registry) -> None:
     registry.join(profile("old", port=1, page_size=32))
     registry.join(profile("new", port=1, page_size=64))
