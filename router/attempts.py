@@ -128,9 +128,11 @@ class Attempts:
         self._metrics.attempt_failed(error)
         attempt.trace.failed(error.log_text)
         self._fleet.circuits.failed(attempt.pair, error, retryable=retryable, blame=blame)
-        if is_fault(error, retryable=retryable):
+        if is_one := is_fault(error, retryable=retryable):
             self._queue.held_up()
-        log.warning("attempt %d failed: %s", attempt.number, error, extra=completion.extra)
+        # A client's deadline or mistake is nothing to warn of.
+        level = logging.WARNING if is_one else logging.INFO
+        log.log(level, "attempt %d failed: %s", attempt.number, error, extra=completion.extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
         for victim in victims:

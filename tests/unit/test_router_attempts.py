@@ -229,13 +229,20 @@ async def test_an_answer_that_a_fault_held_up_says_nothing_of_what_answers_take(
     assert queue.answers == [3]
 
 
-@pytest.mark.parametrize(("error", "times"), [(Unavailable("no KV bytes for 10 s"), 1), (ResourceExhausted("full"), 0)])
-async def test_a_worker_s_fault_voids_the_line_s_pace_and_a_full_one_does_not(error: PdserveError, times: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [(Unavailable("no KV bytes for 10 s"), 1), (ResourceExhausted("full"), 0), (DeadlineExceeded("passed"), 0)],
+)
+async def test_a_worker_s_fault_voids_the_line_s_pace_and_is_warned_of_and_a_full_one_is_not(
+    error: PdserveError, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     queue = OneTurn()
     attempts, (first,) = make(queue, [], n=1)
     attempts.begin()
     attempts.failed(first, error, retryable=True, blame=frozenset())
     assert queue.times_held_up == times
+    assert [record.levelname for record in caplog.records] == ["WARNING" if times else "INFO"]
 
 
 async def test_the_pause_before_the_next_of_many_attempts_stays_short() -> None:
