@@ -103,15 +103,15 @@ def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
                     plan = Plan(dot=False, rows=rows, depth=256 * warps, warps=warps, stages=1)
                     yield from (plan, replace(plan, prefetch=True)) if warps == 4 else (replace(plan, prefetch=warps == 2),)
         yield Plan(dot=False, rows=4, depth=1024, warps=4, stages=4)
-    if tokens > 1:
-        tiles = ((64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 4), (32, 128, 2, 4), (16, 256, 4, 4))
+    if tokens > 1 and (shape.folded or not shape.norm):
+        tiles = ((64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 64, 4, 6), (128, 64, 4, 5), (128, 128, 8, 3))
         for rows, depth, warps, stages in (
-            tiles if tokens <= 16 else ((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3))
+            tiles if tokens <= 32 else ((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3))
         ):
-            for split in (1, 2, 4, 8):
-                programs = -(-shape.rows // rows) * split
-                if programs >= 120 and (split == 1 or programs <= 1100) and split * depth <= shape.depth:
-                    yield Plan(dot=True, rows=rows, depth=depth, warps=warps, stages=stages, split=split, prefetch=split > 1)
+            for split in (1,) if shape.gated else (1, 2, 4, 8):
+                programs = -(-shape.columns // rows) * split
+                if programs >= 90 and (split == 1 or programs <= 1100) and split * depth <= shape.depth:
+                    yield Plan(dot=True, rows=rows, depth=depth, warps=warps, stages=stages, split=split, prefetch=True)
 
 
 def compile_plan(job: tuple[Shape, int, Plan]) -> None:

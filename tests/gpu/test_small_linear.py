@@ -120,7 +120,7 @@ def assert_near(got: torch.Tensor, wanted: Bounded) -> None:
 
 def test_the_bound_is_tight_enough_to_see_one_lost_tile(device: torch.device) -> None:
     """Of the smallest depth that a plan has."""
-    product = Product(device, 2, 64, 1024, norm=True)
+    product = Product(device, 2, 64, 1024, norm=True, folded=True)
     wanted = product.wanted()
     product.weight[:, 256:320] = 0
     with pytest.raises(AssertionError, match="off by"):
@@ -131,6 +131,8 @@ def test_the_bound_is_tight_enough_to_see_one_lost_tile(device: torch.device) ->
 @pytest.mark.parametrize(("tokens", "rows", "depth"), [(2, 64, 1024), (3, 50, 576), (16, 24, 264)])
 @pytest.mark.parametrize("norm", ["", "norm", "norm folded"], ids=["plain", "norm", "folded"])
 def test_products_are_the_reference_s(device: torch.device, plan: Plan, tokens: int, rows: int, depth: int, norm: str) -> None:
+    if plan.dot and norm == "norm":
+        pytest.skip("the norm's weight is in W")
     product = Product(device, tokens, rows, depth, norm="norm" in norm, folded="folded" in norm)
     assert_near(product.run(plan), product.wanted())
 
@@ -148,6 +150,8 @@ def test_one_token_s_product_is_the_reference_s(device: torch.device, plan: Plan
 def test_gated_products_are_the_reference_s(
     device: torch.device, plan: Plan, tokens: int, rows: int, depth: int, folded: bool
 ) -> None:
+    if plan.dot and (not folded or plan.split > 1):
+        pytest.skip("the norm's weight is in W, which is not split")
     product = Product(device, tokens, rows, depth, norm=True, folded=folded, gated=True)
     assert_near(product.run(plan), product.wanted())
 
@@ -163,12 +167,12 @@ def test_the_residual_is_added_and_may_be_overwritten(device: torch.device, plan
 @pytest.mark.parametrize("tokens", [1, 2, 8, 16])
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_chosen_plan_is_the_reference_s(device: torch.device, tokens: int, gated: bool) -> None:
-    product = Product(device, tokens, 64, 1024, norm=True, gated=gated)
+    product = Product(device, tokens, 64, 1024, norm=True, folded=tokens > 1, gated=gated)
     assert_near(product.run(None), product.wanted())
 
 
 def test_a_split_product_is_the_same_every_time(device: torch.device) -> None:
-    product = Product(device, 16, 128, 1024, norm=True)
+    product = Product(device, 16, 128, 1024, norm=True, folded=True)
     first = product.run(replace(DOT, split=8)).clone()
     assert all(torch.equal(product.run(replace(DOT, split=8)), first) for _ in range(1 if device.type == "cpu" else 50))
 
@@ -177,25 +181,25 @@ def test_a_split_product_is_the_same_every_time(device: torch.device) -> None:
 @pytest.mark.parametrize("depth", [64, 576, 1024, 3072, 4096, 14336])
 @pytest.mark.parametrize("rows", [64, 1024, 4096, 28672, 151936])
 def test_plans_are_sound(tokens: int, rows: int, depth: int) -> None:
-    plan = choose(tokens, rows, depth, gated=True)
-    assert plan.rows >= 2 and (plan.dot or plan.depth >= 256 * plan.warps)
+    plan = choose(tokens, rows, depth)
+    assert plan.dot or plan.depth >= 256 * plan.warps
     assert (plan.split - 1) * plan.depth < depth
     tiles = -(-rows // plan.rows)
     assert plan.split == 1 or Workspace(torch.device("cpu")).holds(tiles, plan.split, (plan.rows + 1) * 16)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 4, 16, 17])
+@pytest.mark.parametrize("tokens", [1, 2, 4, 16, 32, 33])
 def test_the_plans_that_models_get_fit_the_workspace(tokens: int) -> None:
     workspace = Workspace(torch.device("cpu"))
-    for depth, rows, gated, folded in itertools.product(
+    for depth, rows, gated in itertools.product(
         (64, 256, 576, 1024, 2048, 3072, 4096, 14336),
         (64, 960, 1024, 4096, 6144, 8192, 28672, 151936),
         (False, True),
-        (False, True),
     ):
         weight = torch.empty(rows, depth, dtype=torch.bfloat16, device="meta")
-        plan = best_plan(tokens, weight, gated=gated, folded=folded)
-        assert plan is None or tokens <= PLANNED_TOKENS
+        plan = best_plan(tokens, weight, gated=gated)
+        assert (plan is None) == (tokens > PLANNED_TOKENS)
         if plan is not None and plan.split > 1:
+            assert not gated
             tile_floats = (plan.rows + 1) * max(16, power_of_2_from(tokens))
             assert workspace.holds(-(-rows // plan.rows), plan.split, tile_floats), (rows, depth, plan)

@@ -11,7 +11,7 @@ import torch
 
 from common.engine.cuda.small_linear import Plan
 
-PLANNED_TOKENS = 16
+PLANNED_TOKENS = 32
 """Products of more tokens are cuBLAS's."""
 SMALL_ELEMENTS = 8 << 20
 """Of a weight that is read in a few microseconds: the launches around it count as much."""
@@ -31,8 +31,8 @@ def fastest_blas(tokens: int) -> Iterator[None]:
         torch.backends.cuda.preferred_blas_library(before)
 
 
-def best_plan(tokens: int, weight: torch.Tensor, *, gated: bool = False, folded: bool = False) -> Plan | None:
-    """None: cuBLAS, as ever in float32, which small_linear does not compute. folded: a norm goes before it, its weight in W."""
+def best_plan(tokens: int, weight: torch.Tensor, *, gated: bool = False) -> Plan | None:
+    """None: cuBLAS, as ever in float32, which small_linear does not compute."""
     rows, depth = weight.shape
     if tokens > PLANNED_TOKENS or weight.dtype == torch.float32:
         return None
@@ -40,30 +40,24 @@ def best_plan(tokens: int, weight: torch.Tensor, *, gated: bool = False, folded:
         return _small(tokens, rows, depth, gated=gated)
     if tokens == 1:
         return _fma(rows=4, warps=8 if rows > depth else 4)
-    if tokens == 2 and rows * depth < 256 << 20:
-        return _fma(rows=4 if gated or rows <= depth else 2, warps=4)
-    if rows <= depth:
-        return _dot(rows=64, depth=128, warps=4, split=4)
-    if folded:
-        return _dot(rows=64, depth=128, warps=4, split=4 if rows <= 8192 else 1)
-    return None
+    if gated or rows > 8192:
+        return _dot(stages=4)
+    return _dot(stages=6, split=2 if rows <= depth else 1)
 
 
 def _small(tokens: int, rows: int, depth: int, *, gated: bool) -> Plan:
-    if tokens <= 4 and depth <= 1024:
-        return _fma(rows=8 if tokens == 1 else 4, warps=2, prefetch=True)
     if tokens <= 4:
+        if depth <= 1024:
+            return _fma(rows=8 if tokens == 1 else 4, warps=2, prefetch=True)
         return _fma(rows=4, warps=8 if tokens <= 2 else 4)
     if gated:
-        return _dot(rows=64, depth=128, warps=4, split=2, prefetch=True)
-    if rows > depth:
-        return Plan(dot=True, rows=64, depth=256, warps=4, stages=3, split=min(4, max(1, depth // 256)), prefetch=True)
-    return _dot(rows=32, depth=128, warps=2, split=4 if depth <= 2048 else 8, prefetch=True)
+        return _dot(stages=3)
+    return _dot(stages=4, split=min(2, max(1, depth // 512)) if rows > depth else min(8, max(1, depth // 256)))
 
 
 def _fma(*, rows: int, warps: int, prefetch: bool = False) -> Plan:
     return Plan(dot=False, rows=rows, depth=256 * warps, warps=warps, stages=1, prefetch=prefetch)
 
 
-def _dot(*, rows: int, depth: int, warps: int, split: int, prefetch: bool = False) -> Plan:
-    return Plan(dot=True, rows=rows, depth=depth, warps=warps, stages=4, split=split, prefetch=prefetch)
+def _dot(*, stages: int, split: int = 1) -> Plan:
+    return Plan(dot=True, rows=64, depth=128, warps=4, stages=stages, split=split, prefetch=True)

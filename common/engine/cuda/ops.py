@@ -118,7 +118,8 @@ class CudaNormedLinear:
     def _plan(self, x: torch.Tensor) -> Plan | None:
         if self._bias is not None:
             return None
-        return best_plan(len(x), self._weight, gated=self._gated, folded=self._norm is None)
+        plan = best_plan(len(x), self._weight, gated=self._gated)
+        return None if plan is not None and plan.dot and self._norm is not None else plan
 
     def _small_product(self, x: torch.Tensor, plan: Plan) -> torch.Tensor:
         return small_linear(

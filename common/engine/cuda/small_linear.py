@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from common.engine.cuda.jit.linear import linear_dot_kernel, linear_fma_kernel
 from common.engine.cuda.launch import INTERPRETED, ceil_div, launch_options, power_of_2_from
@@ -33,9 +34,11 @@ DOT_STAGES = 4
 class Plan:
     """How a product is cut up. A tile is rows x depth of W, loaded by so many warps at a time.
 
-    dot: on the tensor cores, in split parts of K that the last program to finish adds up.
+    dot: on the tensor cores, in split parts of K that the last program to finish adds up; gated, there are two tiles, of the gate
+    and of the up projection, and one part.
     stages: tiles on their way through shared memory (at most 1: through registers, one ahead).
-    prefetch: each program begins by sending for all of its part of W, to L2, even before the kernel before this one has ended.
+    prefetch: each program begins by sending for W, to L2, even before the kernel before this one has ended: for all of its part,
+    with dot for its first tile.
     """
 
     dot: bool
@@ -57,7 +60,7 @@ def choose(tokens: int, out_features: int, in_features: int, *, gated: bool = Fa
         return Plan(dot=False, rows=rows, depth=256 * warps, warps=warps, stages=1)
     tiles, steps = ceil_div(out_features, DOT_ROWS), ceil_div(in_features, DOT_DEPTH)
     split = 1
-    while tiles * split < DOT_PROGRAMS and split * 4 <= steps:
+    while tiles * split < DOT_PROGRAMS and split * 4 <= steps and not gated:
         split *= 2
     return Plan(dot=True, rows=DOT_ROWS, depth=DOT_DEPTH, warps=4, stages=DOT_STAGES, split=split)
 
@@ -92,7 +95,8 @@ def small_linear(
     x: [tokens, K] bf16 or fp16, tokens <= MAX_TOKENS, K a multiple of 8. weight: [N, K] contiguous; gated: [2 N, K], gate rows
     first, and f is silu(gate) * up; else f is nothing. out, residual: [tokens, N]; out may be residual, neither may be x.
     Rows of x, out and residual are contiguous, at any stride. norm: x goes through an RMSNorm first. norm_weight: [K], its
-    weight; None: of ones (bf16 where x may be large: x * norm_weight is rounded before it is divided by the root).
+    weight, not on the tensor cores; None: of ones (bf16 where x may be large: x * norm_weight is rounded before it is divided by
+    the root).
     workspace: needed by plans that split. plan: choose()'s unless given.
     """
     tokens, depth = x.shape
@@ -101,21 +105,27 @@ def small_linear(
     assert x.stride(1) == out.stride(1) == 1 and (residual is None or residual.stride(1) == 1)
     plan = plan or choose(tokens, rows, depth, gated=gated)
     assert norm or norm_weight is None
-    operands = (x, weight, norm_weight, residual, out)
-    strides = (x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0))
+    strides = (0 if residual is None else residual.stride(0), out.stride(0))
     common = {
         "TOKENS": tokens, "N": columns, "K": depth, "NORM": norm, "GATED": gated, "ROWS": plan.rows, "BK": plan.depth,
         "STAGES": plan.stages, "LINES": prefetched_lines(plan, depth), **launch_options(plan.warps, pdl=pdl),
     }  # fmt: skip
-    tiles = ceil_div(rows, plan.rows)
     if not plan.dot:
-        linear_fma_kernel[(tiles,)](*operands, *strides, eps, TB=power_of_2_from(tokens), **common)
+        linear_fma_kernel[(ceil_div(rows, plan.rows),)](
+            x, weight, norm_weight, residual, out, x.stride(0), *strides, eps, TB=power_of_2_from(tokens), **common
+        )  # fmt: skip
         return out
-    dot_tokens = max(MIN_DOT_TOKENS, power_of_2_from(tokens))
+    assert norm_weight is None and (plan.split == 1 or not gated)
+    tiles, padded = ceil_div(columns, plan.rows), max(MIN_DOT_TOKENS, power_of_2_from(tokens))
     if plan.split > 1:
-        assert workspace is not None and workspace.holds(tiles, plan.split, (plan.rows + 1) * dot_tokens)
+        assert workspace is not None and workspace.holds(tiles, plan.split, (plan.rows + 1) * padded)
     shared = (None, None) if workspace is None else (workspace.partial, workspace.counters)
-    linear_dot_kernel[(tiles * plan.split,)](*operands, *shared, *strides, eps, TB=dot_tokens, SPLIT=plan.split, **common)
+    weight_tiles, x_tiles = (
+        TensorDescriptor.from_tensor(whole, [size, plan.depth]) for whole, size in ((weight, plan.rows), (x, padded))
+    )
+    linear_dot_kernel[(tiles * plan.split,)](
+        weight_tiles, x_tiles, weight, residual, out, *shared, *strides, eps, TB=padded, SPLIT=plan.split, **common
+    )  # fmt: skip
     return out
 
 
@@ -123,4 +133,4 @@ def prefetched_lines(plan: Plan, depth: int) -> int:
     """128-byte lines of a row that a program sends for, rounded up to a power of two."""
     if not plan.prefetch or INTERPRETED or depth % 64:
         return 0
-    return power_of_2_from(ceil_div(ceil_div(depth, plan.depth), plan.split) * plan.depth // 64)
+    return power_of_2_from((plan.depth if plan.dot else depth) // 64)

@@ -1,10 +1,10 @@
 """y = f(x W^T) for a few rows of x: the time is that of reading W once. W: [rows, K] contiguous.
 
-Around the product, where asked: RMSNorm of x before it; after it residual + y, or silu(gate) * up, for which the rows of a tile
-alternate:   tile row 2i: W[first + i] (gate)    2i + 1: W[N + first + i] (up)
+Around the product, where asked: RMSNorm of x before it; after it residual + y, or silu(gate) * up, where W has the gate's N rows
+first and then the up projection's.
 
-The norm costs no pass of its own: x * norm_weight goes into the product (x itself, if W has the norm's weight in it), the sum of
-x's squares is taken on the way, and what the product gives is divided by the root in the end.
+The norm costs no pass of its own: x goes into the product (x * norm_weight, if W has not the norm's weight in it), the sum of its
+squares is taken on the way, and what the product gives is divided by the root in the end.
 """
 
 import triton
@@ -18,7 +18,10 @@ VECTOR = tl.constexpr(8)
 
 @triton.jit
 def weight_rows(first, ROWS: tl.constexpr, N: tl.constexpr, GATED: tl.constexpr):
-    """Which rows of W a tile has, [ROWS], and which of them exist. N: columns of the output."""
+    """Which rows of W a tile has, [ROWS], and which of them exist. N: columns of the output. Gated, the rows alternate:
+
+    tile row 2i: W[first + i] (gate)    2i + 1: W[N + first + i] (up)
+    """
     index = tl.arange(0, ROWS)
     if GATED:
         column = first // 2 + index // 2
@@ -36,15 +39,10 @@ def prefetch_rows(weight, row, start, DEPTH: tl.constexpr, LINES: tl.constexpr, 
 
 
 @triton.jit
-def finish(y, first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N, GATED):
-    """y: [TB, ROWS] float32, the tile's products -> out."""
+def finish(y, first, residual, out, residual_stride, out_stride, TOKENS, TB, COLUMNS, N):
+    """y: [TB, COLUMNS] float32, the output from column `first` on but for the residual."""
     token = tl.arange(0, TB)[:, None]
-    if GATED:
-        gate, up = tl.split(tl.reshape(y, (TB, ROWS // 2, 2)))
-        y = silu(gate) * up
-        column = first // 2 + tl.arange(0, ROWS // 2)[None, :]
-    else:
-        column = first + tl.arange(0, ROWS)[None, :]
+    column = first + tl.arange(0, COLUMNS)[None, :]
     mask = (token < TOKENS) & (column < N)
     if residual is not None:
         y += tl.load(residual + token * residual_stride + column, mask=mask, other=0.0).to(tl.float32)
@@ -111,76 +109,65 @@ def linear_fma_kernel(
     y = tl.sum(acc, axis=2)
     if NORM:
         y *= tl.rsqrt(tl.sum(squares, axis=2) / K + eps)
-    finish(y, first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N, GATED)
+    if GATED:
+        gate, up = tl.split(tl.reshape(y, (TB, ROWS // 2, 2)))
+        finish(silu(gate) * up, first // 2, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS // 2, N)
+    else:
+        finish(y, first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N)
 
 
 @triton.jit
 def linear_dot_kernel(
-    x, weight, norm_weight, residual, out, partial, counters, x_stride, residual_stride, out_stride, eps,
+    weight_tiles, x_tiles, weight, residual, out, partial, counters, residual_stride, out_stride, eps,
     TOKENS: tl.constexpr, TB: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
     ROWS: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows of W over a SPLIT-th of K, on the tensor cores, with W where a product usually has its left side."""
+    """One program: ROWS columns of the output over a SPLIT-th of K, on the tensor cores, with W where a product usually has its
+    left side. Tiles come by the copy engine, zeros beyond the ends: weight_tiles, x_tiles are descriptors of W, [ROWS, BK] of it
+    at a time, and of x, [TB, BK]."""
     tile = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
     first = tile * ROWS
-    row, row_mask = weight_rows(first, ROWS, N, GATED)
-    w_rows = weight + (row.to(tl.int64) * K)[:, None]
-    token = tl.arange(0, TB)[None, :]
-    x_rows = x + token * x_stride
     STEPS: tl.constexpr = ((K + BK - 1) // BK + SPLIT - 1) // SPLIT
+    start = part * STEPS * BK
     if LINES > 0:
-        prefetch_rows(weight, tl.where(row_mask, row, 0), part * STEPS * BK, STEPS * BK, LINES, K)
+        row = tl.minimum(first + tl.arange(0, ROWS), N - 1)
+        prefetch_rows(weight, row, start, BK, LINES, K)
+        if GATED:
+            prefetch_rows(weight, row + N, start, BK, LINES, K)
     begin(PDL)
     acc = tl.zeros((ROWS, TB), tl.float32)
-    squares = tl.zeros((BK, TB), tl.float32)
+    up = tl.zeros((ROWS, TB), tl.float32)
+    squares = tl.zeros((TB, BK), tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES):
-        at = (part * STEPS + step) * BK + tl.arange(0, BK)
-        inside = at < K
-        w = tl.load(w_rows + at[None, :], mask=row_mask[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
-        values = tl.load(x_rows + at[:, None], mask=(token < TOKENS) & inside[:, None], other=0.0)
+        at = start + step * BK
+        w = weight_tiles.load([first, at])
+        x = x_tiles.load([0, at])
         if NORM:
-            exact = values.to(tl.float32)
+            exact = x.to(tl.float32)
             squares += exact * exact
-        if norm_weight is not None:
-            scale = tl.load(norm_weight + at, mask=inside, other=0.0).to(tl.float32)[:, None]
-            values = (values.to(tl.float32) * scale).to(x.dtype.element_ty)
-        acc = tl.dot(w, values, acc)
-    square_sums = tl.sum(squares, axis=0)
-    if SPLIT == 1:
-        finish_dot(acc, square_sums, NORM, first, residual, out, residual_stride, out_stride, eps, TOKENS, TB, ROWS, N, K, GATED)
-    else:
+        acc = tl.dot(w, x.T, acc)
+        if GATED:
+            up = tl.dot(weight_tiles.load([N + first, at]), x.T, up)
+    square_sums = tl.sum(squares, axis=1)
+    if SPLIT > 1:
+        tl.static_assert(not GATED)
         share(acc, square_sums, partial, tile * SPLIT + part, ROWS, TB)
         tl.debug_barrier()
-        if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1:
+        is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1
+        if is_last:
             acc, square_sums = collect(partial, tile * SPLIT, SPLIT, ROWS, TB)
-            finish_dot(
-                acc,
-                square_sums,
-                NORM,
-                first,
-                residual,
-                out,
-                residual_stride,
-                out_stride,
-                eps,
-                TOKENS,
-                TB,
-                ROWS,
-                N,
-                K,
-                GATED,
-            )
             tl.store(counters + tile, 0)
-
-
-@triton.jit
-def finish_dot(
-    acc, square_sums, NORM: tl.constexpr, first, residual, out, residual_stride, out_stride, eps, TOKENS, TB, ROWS, N, K, GATED
-):
-    if NORM:
-        acc *= tl.rsqrt(square_sums / K + eps)[None, :]
-    finish(tl.trans(acc), first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N, GATED)
+    else:
+        is_last = True
+    if is_last:
+        if NORM:
+            scale = tl.rsqrt(square_sums / K + eps)[None, :]
+            acc *= scale
+            up *= scale
+        if GATED:
+            acc = silu(acc) * up
+        finish(tl.trans(acc), first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N)
 
 
 @triton.jit
