@@ -22,7 +22,7 @@ MOST_RUNNING = 1 << 16
 MOST_THREADS = 1 << 12
 """What is kept for each of them is made at the start: with more it would not end, or take all memory there is."""
 PrefillAttention = Literal["auto", "flashinfer", "torch"]
-DecodeAttention = Literal["auto", "xqa", "flashinfer", "torch"]
+DecodeAttention = Literal["auto", "triton", "xqa", "flashinfer", "torch"]
 ENGINES = ("thread", "process", "sim")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,14 +14,20 @@ pytest.importorskip("flashinfer", reason="flashinfer is not installed")
 from common.engine.cuda.attention_choice import choose_decode, choose_prefill, prefill_workspace
 from common.engine.cuda.attention_kernels import FlashInferDecode, FlashInferPrefill, Geometry
 from common.engine.cuda.attention_reference import TorchDecode, TorchPrefill
+from common.engine.cuda.flash_decoding import FlashDecoding, Plan, choose
 from common.engine.cuda.spans import PagedSpans
 from common.engine.kv_pool import KVPool
+from common.worker_config import DecodeAttention
 
 PAGE_SIZE = 64
 POOL_PAGES = 200
 LAYERS = 3
 MAX_ERROR = 1e-2
 HEADS = [(16, 8, 128), (32, 8, 128), (8, 2, 64), (9, 3, 64)]
+PLANS = [
+    replace(choose(5, 8, PAGE_SIZE), split=split, least_pages=least)
+    for split, least in ((1, 1), (2, 1), (2, 12), (7, 1), (20, 1), (4, 16))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +76,8 @@ def assert_close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("kind", ["auto", "flashinfer"])
-def test_decode_is_the_reference_s(device: torch.device, heads: tuple[int, int, int], kind: str) -> None:
+@pytest.mark.parametrize("kind", ["triton", "xqa", "flashinfer"])
+def test_decode_is_the_reference_s(device: torch.device, heads: tuple[int, int, int], kind: DecodeAttention) -> None:
     geometry = geometry_of(heads, device)
     if kind == "flashinfer" and geometry.head_dim != 128:
         pytest.skip("would compile for minutes")
@@ -82,7 +90,7 @@ def test_decode_is_the_reference_s(device: torch.device, heads: tuple[int, int, 
         tables[row, : len(own)] = torch.from_numpy(own)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     q = torch.randn(len(lengths), geometry.num_heads, geometry.head_dim, dtype=torch.bfloat16, device=device)
-    kernel = choose_decode("auto" if kind == "auto" else "flashinfer", geometry, max_pages=POOL_PAGES)
+    kernel = choose_decode(kind, geometry, max_pages=POOL_PAGES)
     assert isinstance(kernel, FlashInferDecode) == (kind == "flashinfer")
     reference = TorchDecode()
     for layer in range(LAYERS):
@@ -91,6 +99,32 @@ def test_decode_is_the_reference_s(device: torch.device, heads: tuple[int, int, 
             attend.plan(lengths, pages)
             attend.run(q, pool.k(layer), pool.v(layer), tables, seq_lens, result)
         assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_a_sequence_in_parts_is_the_reference_s_every_time(device: torch.device, plan: Plan) -> None:
+    geometry = geometry_of((32, 8, 128), device)
+    pool, lengths = random_pool(geometry), [1, 64, 65, 700, 2048]
+    kernel, reference = FlashDecoding(geometry), TorchDecode()
+    q = torch.randn(len(lengths), geometry.num_heads, geometry.head_dim, dtype=torch.bfloat16, device=device)
+    pages = deal(lengths)
+    unwritten = next(page for page in range(POOL_PAGES) if not any(page in own for own in pages))
+    pool.tensor[unwritten] = float("nan")  # What nobody has written yet may be anything.
+    tables = torch.full((len(lengths), 40), unwritten, dtype=torch.int32, device=device)
+    for row, own in enumerate(pages):
+        tables[row, : len(own)] = torch.from_numpy(own)
+        last = pool.tensor[int(own[-1])]
+        last[:, :, (lengths[row] - 1) % PAGE_SIZE + 1 :] = float("nan")
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    wanted, out = torch.empty_like(q), torch.empty_like(q)
+    reference.plan(lengths, pages)
+    reference.run(q, pool.k(1), pool.v(1), tables, seq_lens, wanted)
+    first = None
+    for _ in range(20):
+        kernel.run(q, pool.k(1), pool.v(1), tables, seq_lens, out.fill_(float("nan")), plan=plan)
+        assert_close(out, wanted)
+        first = out.clone() if first is None else first
+        assert torch.equal(out, first)
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -138,7 +138,7 @@ def test_seeded_sampling_does_not_depend_on_the_batch(model: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("kernel", ["xqa", "flashinfer", "torch"])
+@pytest.mark.parametrize("kernel", ["triton", "xqa", "flashinfer", "torch"])
 def test_every_decode_kernel_is_near_the_float32_reference(tmp_path: Path, kernel: str) -> None:
     """flashinfer plans on the CPU before each replay; torch cannot be captured at all."""
     shape: dict[str, Any] = {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 128, "layers": 2, "vocab": 700}

@@ -2,15 +2,17 @@
 
 phase     auto                                        otherwise
 prefill   FlashInfer FA3 on Hopper                    FlashInfer FA2
-decode    XQA where it serves the geometry            FlashInfer's decode wrapper (FA2), which needs a plan by the CPU each step
+decode    our FlashDecoding where it serves            XQA; FlashInfer's decode wrapper (FA2), which needs a plan by the CPU each
+          the geometry                                step
 
-XQA reads block tables and lengths from the device, so a captured step needs nothing from the CPU.
+FlashDecoding and XQA read block tables and lengths from the device, so a captured step needs nothing from the CPU.
 """
 
 from __future__ import annotations
 
 import torch
 
+from common.engine.cuda import flash_decoding
 from common.engine.cuda.attention_kernels import (
     DecodeKernel,
     FlashInferDecode,
@@ -20,6 +22,7 @@ from common.engine.cuda.attention_kernels import (
     XqaDecode,
 )
 from common.engine.cuda.attention_reference import TorchDecode, TorchPrefill
+from common.engine.cuda.flash_decoding import FlashDecoding
 from common.errors import StartError
 from common.worker_config import DecodeAttention, PrefillAttention
 
@@ -34,11 +37,13 @@ def choose_decode(choice: DecodeAttention, geometry: Geometry, *, max_pages: int
     """Raises StartError if what is asked for does not serve this geometry. max_pages: of all requests of a step together."""
     if choice == "torch" or geometry.dtype == torch.float32:
         return TorchDecode()
+    obstacles = {"triton": flash_decoding.obstacle(geometry), "xqa": _xqa_obstacle(geometry)}
+    if obstacle := obstacles.get(choice):
+        raise StartError(f"--decode-attention {choice} {obstacle}")
+    if choice == "triton" or choice == "auto" and not obstacles["triton"]:
+        return FlashDecoding(geometry)
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device)
-    obstacle = _xqa_obstacle(geometry)
-    if choice == "xqa" and obstacle:
-        raise StartError(f"--decode-attention xqa {obstacle}")
-    if choice == "flashinfer" or obstacle:
+    if choice == "flashinfer" or obstacles["xqa"]:
         return FlashInferDecode(geometry, workspace, max_pages=max_pages)
     return XqaDecode(geometry, workspace)
 

@@ -1,0 +1,93 @@
+"""FlashDecoding: decode attention by our own kernel, which overlaps with the kernels before and after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from common.engine.cuda.attention_kernels import Geometry
+from common.engine.cuda.jit.decode_attention import decode_attention_kernel
+from common.engine.cuda.launch import INTERPRETED, launch_options, power_of_2_from
+
+MIN_ROWS = 16
+"""The tensor cores take no fewer."""
+MAX_SPLIT = 32
+PLACES = 1024
+"""Parts of sequences that may meet in the workspace."""
+LEAST_TOKENS = ((32, 128), (128, 256), (256, 512), (math.inf, 2048))
+"""Up to so many pairs of a request and a KV head, the least tokens of a part."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a step's attention is cut up. split: parts of a sequence at most, of least_pages each. stages: pages on their way
+    through shared memory. ahead: pages a program sends for, to L2, before the kernel before this one has ended."""
+
+    split: int
+    least_pages: int
+    stages: int
+    warps: int
+    ahead: int
+
+
+def choose(requests: int, num_kv_heads: int, page_size: int) -> Plan:
+    """What was measured best on an H200 (docs/performance.md): parts enough to keep its SMs busy, long enough to be worth adding
+    up; the more requests, the longer."""
+    pairs = requests * num_kv_heads
+    least_tokens = next(tokens for most, tokens in LEAST_TOKENS if pairs <= most)
+    return Plan(max(1, min(MAX_SPLIT, PLACES // pairs)), max(1, least_tokens // page_size), stages=3, warps=4, ahead=1)
+
+
+def obstacle(geometry: Geometry) -> str:
+    """Why this kernel does not serve this geometry; empty if it does."""
+    sizes = (geometry.page_size, geometry.head_dim)
+    if any(size & (size - 1) for size in sizes) or geometry.page_size < 16 or not 64 <= geometry.head_dim <= 256:
+        return f"does not serve pages of {geometry.page_size} tokens with head_dim {geometry.head_dim}"
+    return ""
+
+
+class FlashDecoding:
+    """A DecodeKernel. One for all steps of a stream, which leave its workspace as they found it."""
+
+    needs_plan = False
+    can_capture = True
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._group, self._num_kv_heads = geometry.group, geometry.num_kv_heads
+        self._scale = geometry.head_dim**-0.5 * math.log2(math.e)
+        floats = PLACES * geometry.group * (geometry.head_dim + 2)
+        self._partial = torch.empty(floats, dtype=torch.float32, device=geometry.device)
+        self._counters = torch.zeros(PLACES, dtype=torch.int32, device=geometry.device)
+
+    def plan(self, lengths: Sequence[int], pages: Sequence[NDArray[np.int32]]) -> None:
+        """Nothing to do."""
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        plan: Plan | None = None,
+    ) -> None:
+        """plan: choose()'s unless given; split * requests * num_kv_heads <= PLACES, or split is 1."""
+        plan = plan or choose(len(q), self._num_kv_heads, k.shape[1])
+        programs = len(q) * self._num_kv_heads * plan.split
+        assert plan.split == 1 or programs <= PLACES
+        assert k.stride() == v.stride() and k.stride(2) == k.shape[3] and q.stride(1) == out.stride(1) == q.shape[2]
+        decode_attention_kernel[(programs,)](
+            q, k, v, block_tables, seq_lens, out, self._partial, self._counters,
+            q.stride(0), k.stride(0), k.stride(1), block_tables.stride(0), out.stride(0), self._scale,
+            plan.split, plan.least_pages,
+            GROUP=self._group, ROWS=max(MIN_ROWS, power_of_2_from(self._group)), HKV=self._num_kv_heads, D=q.shape[2],
+            PAGE_SIZE=k.shape[1], IS_SPLIT=plan.split > 1, AHEAD=0 if INTERPRETED else plan.ahead,
+            STAGES=plan.stages, **launch_options(plan.warps, pdl=None),
+        )  # fmt: skip
