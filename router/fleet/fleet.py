@@ -103,7 +103,7 @@ class Fleet:
     @property
     def is_idle(self) -> bool:
         """No worker has anything to do, whoever's."""
-        return not any(worker.requests for worker in self.registry.live)
+        return not any(worker.requests or worker.queued_tokens for worker in self.registry.live)
 
     @property
     def has_places(self) -> bool:

@@ -66,7 +66,7 @@ class RequestQueue:
     def enter(self, waiter: Waiter) -> None:
         """Calls waiter.go at once if it is its turn, waiter.refuse if that would come too late; else it waits."""
         if not self._line and self._fleet.is_idle:
-            self._pace = Pace()  # Nothing is left of what held up the last line, however short ago.
+            self._pace, self._answers = Pace(), Answers()  # Nothing is left of what held up others, however short ago.
         self._line.add(waiter)
         self._serve()
         if waiter not in self._line:

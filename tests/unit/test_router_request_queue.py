@@ -59,7 +59,7 @@ class Workers:
 
     @property
     def is_idle(self) -> bool:
-        return not any(worker.requests for worker in self.live)
+        return not any(worker.requests or worker.queued_tokens for worker in self.live)
 
     @property
     def has_places(self) -> bool:
@@ -315,6 +315,25 @@ async def test_who_comes_when_a_batch_has_a_place_again_is_not_held_to_how_long_
     queue.reported()
     await asyncio.sleep(0)
     assert goes.went is not None
+
+
+async def test_answers_are_not_expected_to_take_as_long_as_under_a_load_that_is_over() -> None:
+    p, d = worker("p", "prefill"), worker("d", "decode", running=1)
+    queue = queue_of(Workers(p, d))
+    queue.answered(Answer(tokens=102, handoff_seconds=0.0, place_seconds=0.1, rest_seconds=30.0))
+    fates = []
+    for load in (WorkerLoad(running=1), WorkerLoad()):
+        p.report(WorkerLoad())
+        d.report(load)
+        queue.enter(waiter()[0])
+        p.report(WorkerLoad(queued_tokens=100))
+        made, fate = waiter(deadline=20.0, output_tokens=100)
+        queue.enter(made)
+        p.report(WorkerLoad())
+        queue.reported()
+        await asyncio.sleep(0)
+        fates.append(fate.error is None)
+    assert fates == [False, True], "the second time nothing was left of the load"
 
 
 async def test_a_retry_gets_in_line_after_its_delay_unless_it_has_left() -> None:
