@@ -7,6 +7,7 @@ Two ways to do it, on the ordinary cores for one token (or a few), on the tensor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -94,9 +95,9 @@ def small_linear(
 
     x: [tokens, K] bf16 or fp16, tokens <= MAX_TOKENS, K a multiple of 8. weight: [N, K] contiguous; gated: [2 N, K], gate rows
     first, and f is silu(gate) * up; else f is nothing. out, residual: [tokens, N]; out may be residual, neither may be x.
-    Rows of x, out and residual are contiguous, at any stride. norm: x goes through an RMSNorm first. norm_weight: [K], its
-    weight, not on the tensor cores; None: of ones (bf16 where x may be large: x * norm_weight is rounded before it is divided by
-    the root).
+    Rows of x, out and residual are contiguous, at any stride; on the tensor cores x's begin at multiples of 16 bytes.
+    norm: x goes through an RMSNorm first. norm_weight: [K], its weight, not on the tensor cores; None: of ones (bf16 where x may
+    be large: x * norm_weight is rounded before it is divided by the root).
     workspace: needed by plans that split. plan: choose()'s unless given.
     """
     tokens, depth = x.shape
@@ -110,23 +111,36 @@ def small_linear(
         "TOKENS": tokens, "N": columns, "K": depth, "NORM": norm, "GATED": gated, "ROWS": plan.rows, "BK": plan.depth,
         "STAGES": plan.stages, "LINES": prefetched_lines(plan, depth), **launch_options(plan.warps, pdl=pdl),
     }  # fmt: skip
-    if not plan.dot:
+    if plan.dot:
+        assert norm_weight is None and (plan.split == 1 or not gated)
+        _on_tensor_cores(x, weight, residual, out, strides, eps, workspace, plan, common)
+    else:
         linear_fma_kernel[(ceil_div(rows, plan.rows),)](
             x, weight, norm_weight, residual, out, x.stride(0), *strides, eps, TB=power_of_2_from(tokens), **common
         )  # fmt: skip
-        return out
-    assert norm_weight is None and (plan.split == 1 or not gated)
-    tiles, padded = ceil_div(columns, plan.rows), max(MIN_DOT_TOKENS, power_of_2_from(tokens))
+    return out
+
+
+def _on_tensor_cores(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    strides: tuple[int, int],
+    eps: float,
+    workspace: Workspace | None,
+    plan: Plan,
+    common: dict[str, Any],
+) -> None:
+    tiles, padded = ceil_div(out.shape[1], plan.rows), max(MIN_DOT_TOKENS, power_of_2_from(len(x)))
     if plan.split > 1:
         assert workspace is not None and workspace.holds(tiles, plan.split, (plan.rows + 1) * padded)
     shared = (None, None) if workspace is None else (workspace.partial, workspace.counters)
-    weight_tiles, x_tiles = (
-        TensorDescriptor.from_tensor(whole, [size, plan.depth]) for whole, size in ((weight, plan.rows), (x, padded))
-    )
+    weight_tiles = TensorDescriptor.from_tensor(weight, [plan.rows, plan.depth])
+    x_tiles = TensorDescriptor.from_tensor(x, [padded, plan.depth])
     linear_dot_kernel[(tiles * plan.split,)](
         weight_tiles, x_tiles, weight, residual, out, *shared, *strides, eps, TB=padded, SPLIT=plan.split, **common
     )  # fmt: skip
-    return out
 
 
 def prefetched_lines(plan: Plan, depth: int) -> int:
