@@ -74,6 +74,8 @@ class WorkerConfig(SecurityConfig):
         # What is simulated is a GPU unless the profile says otherwise, so its sizes are the defaults.
         resolve(self, "cuda:0" if self.is_simulated else self.device)
         self._check_positive("page_size", "pool_memory_mb", "pool_pages", "max_context", "max_running", "threads")
+        if self.max_context == 1:
+            raise ValueError("--max-context must be at least 2, a token of prompt and one of output, got 1")
         for name, most in (("pool_pages", MOST_PAGES), ("max_running", MOST_RUNNING), ("threads", MOST_THREADS)):
             if (value := getattr(self, name)) is not None and value > most:
                 raise ValueError(f"--{name.replace('_', '-')} must be at most {most}, got {value}")

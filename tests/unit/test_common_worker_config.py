@@ -72,6 +72,7 @@ def test_the_line_at_start_shows_what_holds() -> None:
             "--graph-sizes must be at most --max-running, which is 8, got 16",
         ),
         ({"page_size": 0}, "--page-size must be at least 1, got 0"),
+        ({"max_context": 1}, "--max-context must be at least 2, a token of prompt and one of output, got 1"),
         ({"pool_pages": (1 << 24) + 1}, "--pool-pages must be at most 16777216, got 16777217"),
         ({"max_running": (1 << 16) + 1}, "--max-running must be at most 65536, got 65537"),
         ({"advertise": Address("host", 0)}, "--advertise must be an address that can be dialled, got host:0"),
