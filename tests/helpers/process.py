@@ -64,7 +64,9 @@ class Process:
         self._popen: subprocess.Popen[bytes] | WarmProcess
         _known.add(self)
         log.touch()
-        whole = os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {})
+        # Not those of who runs the tests (PDSERVE_CHAOS_SEED, say): they would be settings, or a warning.
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("PDSERVE_")}
+        whole = ours | {"PYTHONUNBUFFERED": "1"} | (env or {})
         # With a PYTHONPATH of its own it may be meant to begin otherwise: then it begins from nothing.
         if module in WORKERS and "PYTHONPATH" not in whole:
             self._popen = WarmProcess(_warm(), module, self.args, log=log.absolute(), env=whole)
