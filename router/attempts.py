@@ -22,7 +22,7 @@ from router.inquiries import Inquiries
 from router.metrics import RouterMetrics
 from router.places import Places
 from router.queueing.request_queue import RequestQueue
-from router.retries import gave_up, pause_after_failures, pause_after_return
+from router.retries import RETURN_SECONDS, gave_up, pause_after_failures
 from router.stake import Stake
 
 log = logging.getLogger(__name__)
@@ -114,13 +114,12 @@ class Attempts:
         completion.avoid |= attempt.pair.ids
         attempt.trace.failed("handed back")
         self._withdraw(completion, cancel=True, restart="retraction")
-        now = time.monotonic()
         if completion.given_back_at is None:
-            completion.given_back_at = now
+            completion.given_back_at = time.monotonic()
         elif (error := self._queue.why_not_again(completion.given_back_at)) is not None:
             self._on_error(error)
             return
-        self._places.take((completion,), delay=pause_after_return(now - completion.given_back_at))
+        self._places.take((completion,), delay=RETURN_SECONDS)
 
     def failed(self, completion: Completion, error: PdserveError, *, retryable: bool, blame: frozenset[str]) -> None:
         if (attempt := completion.attempt) is None:

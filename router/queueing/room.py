@@ -32,6 +32,8 @@ class RoomRule:
         limit = worker.profile.max_requests
         if worker.role == "decode":  # What runs there has left its line, and is bounded by places in its batch.
             return not limit or worker.coming.requests < limit
+        if limit and worker.completions.ours >= limit:  # Which a report that has crossed them may not know of yet.
+            return False
         places = TURNS * max(1, worker.profile.max_running)
         return worker.requests < (min(places, limit) if limit else places)
 

@@ -23,7 +23,6 @@ from router.fleet.registry import Registry
 from router.metrics import RouterMetrics
 from router.queueing.answers import Answer
 from router.queueing.waiter import Place, Waiter
-from router.retries import pause_after_return
 from router.text.output import Output
 from router.traces import UNTRACED, RequestTrace
 from tests.helpers.workers import worker
@@ -314,7 +313,3 @@ async def test_what_full_workers_give_back_again_and_again_does_not_wait_for_eve
     attempts.handed_back(first, "full")
     assert [str(error) for error in errors] == ["waited"]
     attempts.close()
-
-
-def test_what_is_given_back_again_and_again_comes_again_after_ever_longer_pauses() -> None:
-    assert [pause_after_return(seconds) for seconds in (0.0, 0.1, 0.3, 1.0, 50.0)] == [0.1, 0.1, 0.3, 1.0, 1.6]

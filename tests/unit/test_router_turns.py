@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.work import WorkerLoad
 from router.fleet.estimate import Part
 from router.fleet.placement import Ask
 from router.fleet.policies import Placer
@@ -67,6 +68,11 @@ def test_a_worker_has_no_more_requests_than_it_says_that_it_takes_and_one_that_d
     assert RULE.takes_prompt(p)
     p.completions.begin(1)
     assert not RULE.takes_prompt(p)
+    p = worker("p", "prefill")
+    p.profile = replace(p.profile, max_requests=1)
+    p.completions.begin(1)
+    p.report(WorkerLoad(pages=p.load.pages))
+    assert not RULE.takes_prompt(p), "its report has crossed the request"
     alone = worker("d", "decode", alone=True, running=30)
     alone.profile = replace(alone.profile, max_requests=3)
     alone.coming.requests = 2
