@@ -145,12 +145,16 @@ async def test_a_worker_without_the_router_s_worker_token_does_not_join_and_says
 
 async def test_calls_whose_message_has_not_come_count_for_the_limit(guarded: Cluster, client: Client, secrets: Secrets) -> None:
     get_model = next(rpc for rpc in rpcs_of("router") if rpc.path.endswith("/GetModel"))
-    silent: list[Any] = [client.channel.stream_stream(get_model.path)(timeout=60) for _ in range(3)]
+    silent: list[Any] = []
 
     async def is_told(status: grpc.StatusCode) -> bool:
         return await status_of(client.channel, get_model) is status
 
-    await eventually(lambda: is_told(grpc.StatusCode.RESOURCE_EXHAUSTED), within=3)
+    async def is_full() -> bool:
+        silent.append(client.channel.stream_stream(get_model.path)(timeout=60))  # One that meets our question there is refused.
+        return await is_told(grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+    await eventually(is_full, within=3)
     for call in silent:
         call.cancel()
     await eventually(lambda: is_told(grpc.StatusCode.OK), within=3)
