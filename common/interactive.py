@@ -7,20 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from common.errors import StartError
 from common.log_output import complain, hold_standard_streams
-from common.rpc.process import end_now
 
 
-def run(main: Callable[[], int]) -> NoReturn:
-    """Ends the process with main's code; 2 for what it cannot do, 130 for Ctrl-C where it does not know better. At once, since a
-    process that has used grpc.aio may wait for the library's own threads for ever (grpc/grpc#22365)."""
-    end_now(_code(main))
-
-
-def _code(main: Callable[[], int]) -> int:
+def run(main: Callable[[], int]) -> int:
+    """Its exit code; 2 for what it cannot do, 130 for Ctrl-C where it does not know better."""
     hold_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

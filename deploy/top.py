@@ -181,4 +181,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     early_end.over()
-    interactive.run(main)
+    sys.exit(interactive.run(main))

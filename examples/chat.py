@@ -147,4 +147,4 @@ async def talk(parser: argparse.ArgumentParser) -> int:
 
 if __name__ == "__main__":
     early_end.over()
-    interactive.run(main)
+    sys.exit(interactive.run(main))

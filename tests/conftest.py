@@ -1,6 +1,7 @@
 """What every test shares: the tier marker follows from the folder, so nobody has to write it."""
 
 import os
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import suppress
@@ -11,6 +12,11 @@ import pytest
 # Before torch is imported: the tests' models are too small for two threads, and threads that wait for each other by spinning
 # take the cores from the processes under test (a reference of 8 s took 80 s beside them).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What starts the tests in the background may have these ignored, and all processes under test would: a Ctrl-C is not heard then.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 with suppress(ModuleNotFoundError):  # Only where there are tests with it.
     from hypothesis import HealthCheck, settings

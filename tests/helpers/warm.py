@@ -167,8 +167,7 @@ def _run(told: dict[str, Any], connection: socket.socket, wakes: int) -> None:
         # As deploy/tied.py: held back until the module listens.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGHUP):  # A test run under nohup ignores the latter, and its children would.
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         connection.close()
         os.close(wakes)

@@ -18,7 +18,7 @@ def main():
     if len(sys.argv) > 1:
         raise ValueError(sys.argv[1])
     return 0
-interactive.run(main)
+sys.exit(interactive.run(main))
 """
 
 
