@@ -135,9 +135,9 @@ class Attempts:
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]
         for victim in victims:
-            victim.note_failure()
             victim.avoid |= blame or attempt.pair.ids
             self._withdraw(victim, cancel=True, restart="failure")
+            victim.note_failure()
         if not retryable or completion.failures >= self._max_attempts:
             self._on_error(gave_up(error, attempts=completion.failures) if retryable else error)
             return

@@ -77,6 +77,7 @@ class Completion:
         self.finish: FinishReason | None = None
         self.failures = 0
         self._began_with = 0
+        self._has_come_far = False
         self.avoid: frozenset[str] = frozenset()
         self.given_back_at: float | None = None
         self.first_token_at: float | None = None
@@ -103,14 +104,15 @@ class Completion:
         self._began_with = len(self.token_ids)
 
     def note_failure(self) -> None:
-        """Of the current attempt. One that had come far enough was well with this request: earlier failures are none of its."""
-        if len(self.token_ids) - self._began_with >= PROGRESS_TOKENS:
-            self.failures = 0
-        self.failures += 1
+        """Of the attempt that was withdrawn last. Where one since the last failure, this one or another that ended otherwise, had
+        come far, it was well with the request: earlier failures say nothing of it."""
+        self.failures = 1 if self._has_come_far else self.failures + 1
+        self._has_come_far = False
 
     def withdraw(self, why: str) -> None:
         """The current attempt is over without the rest of its tokens; whatever still comes from it is ignored."""
         self.move_to(Stage.PLACING)
+        self._has_come_far |= len(self.token_ids) - self._began_with >= PROGRESS_TOKENS
         self.restart = why
         self.attempt = None
         self.attempt_number = 0

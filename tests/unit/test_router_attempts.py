@@ -269,6 +269,23 @@ async def test_attempts_count_since_one_that_came_far(tokens: int, is_given_up: 
     attempts.close()
 
 
+async def test_progress_counts_however_its_attempt_ended() -> None:
+    queue, errors = OneTurn(), list[Exception]()
+    attempts, (first,) = make(queue, errors, n=1, max_attempts=3)
+    attempts.begin()
+    for end in ("failure", "failure", "retraction", "failure", "failure"):
+        if end == "retraction":
+            first.token_ids.extend([7] * PROGRESS_TOKENS)
+            attempts.retracted(first)
+        else:
+            attempts.failed(first, Unavailable("Socket closed"), retryable=True, blame=frozenset())
+        assert errors == []
+        queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
+    attempts.failed(first, Unavailable("Socket closed"), retryable=True, blame=frozenset())
+    assert [str(error) for error in errors] == ["gave up after 3 attempts; the last: Socket closed"], "each counts once"
+    attempts.close()
+
+
 @pytest.mark.parametrize(("found", "cached"), [([0, 2], 0), ([2, 0], 0), ([2, 3], 2), ([9], 3)], ids=str)
 async def test_what_an_earlier_attempt_has_computed_is_not_told_as_cached(found: list[int], cached: int) -> None:
     queue = OneTurn()
