@@ -48,8 +48,9 @@ class LocalPrefill:
         self._known.clear()
 
     def _has_time(self, worker: Worker) -> bool:
-        """It computes one short prompt at a time, or two, and has a place in its batch for what comes of it."""
-        return worker.queued_tokens < worker.profile.local_prefill_tokens and worker.requests < worker.profile.max_running
+        """It computes one short prompt at a time, or two, and has a place for it and in its batch for what comes of it."""
+        has_place = worker.takes_prompt_alone and worker.requests < worker.profile.max_running
+        return has_place and worker.queued_tokens < worker.profile.local_prefill_tokens
 
     def _is_short(self, worker: Worker, ask: Ask) -> bool:
         limit = worker.profile.local_prefill_tokens

@@ -141,6 +141,12 @@ class Worker:
         return round(self.completions.value) < max(1, self.profile.max_running)
 
     @property
+    def takes_prompt_alone(self) -> bool:
+        """As a decode worker: one more stays within its max_requests, of which those with their first token are none."""
+        limit = self.profile.max_requests
+        return not limit or self.coming.requests < limit
+
+    @property
     def fullness(self) -> float:
         """Of places in the batch and pages, the scarcer one's share in use: 0 idle, 1 full, more: work is waiting there.
         (The dominant share of Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.)"""

@@ -29,9 +29,9 @@ class RoomRule:
         bound = self.queue_tokens or max(MIN_TOKENS, STEPS * worker.profile.chunk_tokens)
         if worker.queued_tokens >= bound:
             return False
+        if worker.role == "decode":
+            return worker.takes_prompt_alone
         limit = worker.profile.max_requests
-        if worker.role == "decode":  # What runs there has left its line, and is bounded by places in its batch.
-            return not limit or worker.coming.requests < limit
         if limit and worker.completions.ours >= limit:  # Which a report that has crossed them may not know of yet.
             return False
         places = TURNS * max(1, worker.profile.max_running)

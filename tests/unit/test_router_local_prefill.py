@@ -51,6 +51,16 @@ def test_only_while_every_prefill_worker_is_busy_and_only_short_ones() -> None:
     assert chosen(local, [p1, p2, d], ask_of(256)) is None
 
 
+def test_no_more_than_the_worker_says_that_it_takes() -> None:
+    p, d = worker("p", "prefill", queued_tokens=BUSY), offering("d")
+    d.profile = replace(d.profile, max_requests=2)
+    local = LocalPrefill(queue_tokens=BUSY)
+    d.coming.requests = 1
+    assert chosen(local, [p, d], ask_of(9)) == "d"
+    d.coming.requests = 2
+    assert chosen(local, [p, d], ask_of(9)) is None, "it would hand it back"
+
+
 def test_only_decode_workers_that_offer_it_and_of_those_the_least_full() -> None:
     p = worker("p", "prefill", queued_tokens=BUSY)
     plain, fuller, free = worker("d0", "decode"), offering("d1", running=3), offering("d2", running=1)
