@@ -8,10 +8,9 @@ workers with --local-prefill short take part, which stay ordinary partners of pa
 from __future__ import annotations
 
 from router.fleet.placement import Ask, Pair, Seats
-from router.fleet.policies.least_load import least_full
 from router.fleet.prefix_map import PrefixMap
 from router.fleet.prompt_blocks import block_tokens
-from router.fleet.workers import Worker
+from router.fleet.workers import Worker, least_full
 
 
 class LocalPrefill:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -161,3 +162,12 @@ class Worker:
 
     def __str__(self) -> str:
         return f"{self.role} worker {self.id} at {self.profile.address}"
+
+
+def least_full(workers: Sequence[Worker]) -> Worker:
+    """As decode workers."""
+    return min(workers, key=decode_load)
+
+
+def decode_load(worker: Worker) -> tuple[float, int, str]:
+    return worker.fullness, -worker.available_pages, worker.id

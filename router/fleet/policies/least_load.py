@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.fleet.placement import Ask, Pair, Seats
-from router.fleet.workers import Worker
+from router.fleet.workers import Worker, least_full
 
 
 def least_load(seats: Seats, ask: Ask, state: None = None) -> Pair:
@@ -34,16 +34,8 @@ def least_queued(workers: Sequence[Worker]) -> Worker:
     return min(workers, key=prefill_load)
 
 
-def least_full(workers: Sequence[Worker]) -> Worker:
-    return min(workers, key=decode_load)
-
-
 def prefill_load(worker: Worker) -> tuple[int, int, str]:
     return worker.queued_tokens, worker.requests, worker.id
-
-
-def decode_load(worker: Worker) -> tuple[float, int, str]:
-    return worker.fullness, -worker.available_pages, worker.id
 
 
 def _pair_load(pair: Pair) -> tuple[float, int, bool, str]:

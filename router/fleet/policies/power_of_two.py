@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from router.fleet.placement import Ask, Pair, Seats
-from router.fleet.policies.least_load import decode_load, prefill_load
-from router.fleet.workers import Worker
+from router.fleet.policies.least_load import prefill_load
+from router.fleet.workers import Worker, decode_load
 
 MASK = (1 << 64) - 1
 
