@@ -188,12 +188,13 @@ class Registry:
             raise InvalidRequest("address", str(error).partition(", got")[0], profile.address) from None
         name = f"{profile.role} worker {profile.worker_id} at {profile.address}"
         theirs = profile.compatibility
+        ours = replace(theirs, fingerprint=self._fingerprint, pool_layout=POOL_LAYOUT, protocol_version=PROTOCOL_VERSION)
+        ours.check(theirs, our_name="the router", their_name=name)
+        # Only now: one of another protocol may well leave out what this one needs.
         sizes = {"total_pages": profile.total_pages, "page_size": theirs.page_size, "max_context": theirs.max_context}
         for field, size in sizes.items():
             if size < 1:  # Left out by whoever wrote it: no request can be measured by it, and no other worker agrees with it.
                 raise InvalidRequest(field, "must be at least 1", size)
-        ours = replace(theirs, fingerprint=self._fingerprint, pool_layout=POOL_LAYOUT, protocol_version=PROTOCOL_VERSION)
-        ours.check(theirs, our_name="the router", their_name=name)
         former = self._predecessors(profile)
         for worker in self._live.values():
             if worker not in former:

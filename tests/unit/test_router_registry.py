@@ -85,6 +85,8 @@ def test_a_profile_without_its_sizes_is_refused_and_keeps_out_nobody(registry: R
         registry.join(profile("p", port=1, **differs))
     with pytest.raises(InvalidRequest, match="total_pages must be at least 1, got 0"):
         registry.join(replace(profile("p", port=1), total_pages=0))
+    with pytest.raises(Incompatible, match="protocol_version differs"):  # A newer one may have other sizes.
+        registry.join(profile("p", port=1, protocol_version=2, **differs))
     registry.join(profile("q", port=2))
 
 
