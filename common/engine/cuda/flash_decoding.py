@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from common.engine.cuda.attention_kernels import Geometry
 from common.engine.cuda.jit.decode_attention import decode_attention_kernel
-from common.engine.cuda.launch import INTERPRETED, launch_options, power_of_2_from
+from common.engine.cuda.launch import INTERPRETED, is_power_of_2, launch_options, power_of_2_from
 
 MIN_ROWS = 16
 """The tensor cores take no fewer."""
+MAX_TILE = 32 << 10
+"""Values of one head in a page, at most: K's and V's are in shared memory together, 140 to 150 KB of the 227 of an H200's SM."""
 MAX_SPLIT = 32
 PLACES = 1024
 """Parts of sequences that may meet in the workspace."""
@@ -45,10 +47,11 @@ def choose(requests: int, num_kv_heads: int, page_size: int) -> Plan:
 
 def obstacle(geometry: Geometry) -> str:
     """Why this kernel does not serve this geometry; empty if it does."""
-    sizes = (geometry.page_size, geometry.head_dim)
-    if any(size & (size - 1) for size in sizes) or geometry.page_size < 16 or not 64 <= geometry.head_dim <= 256:
-        return f"does not serve pages of {geometry.page_size} tokens with head_dim {geometry.head_dim}"
-    return ""
+    page_size, head_dim = geometry.page_size, geometry.head_dim
+    are_powers = is_power_of_2(page_size) and is_power_of_2(head_dim)
+    if are_powers and page_size >= 16 and 64 <= head_dim <= 256 and page_size * head_dim <= MAX_TILE:
+        return ""
+    return f"does not serve pages of {page_size} tokens with head_dim {head_dim}"
 
 
 class FlashDecoding:
