@@ -22,7 +22,7 @@ from router.inquiries import Inquiries
 from router.metrics import RouterMetrics
 from router.places import Places
 from router.queueing.request_queue import RequestQueue
-from router.retries import RETURN_SECONDS, gave_up, pause_after_failures
+from router.retries import RETURN_SECONDS, gave_up, is_in_order, pause_after_failures
 from router.stake import Stake
 
 log = logging.getLogger(__name__)
@@ -127,10 +127,9 @@ class Attempts:
         self._metrics.attempt_failed(error)
         attempt.trace.failed(error.log_text)
         self._fleet.circuits.failed(attempt.pair, error, retryable=retryable, blame=blame)
-        if is_one := is_fault(error, retryable=retryable):
+        if is_fault(error, retryable=retryable):
             self._queue.held_up()
-        # A client's deadline or mistake is nothing to warn of.
-        level = logging.WARNING if is_one else logging.INFO
+        level = logging.INFO if is_in_order(error) else logging.WARNING
         log.log(level, "attempt %d failed: %s", attempt.number, error, extra=completion.extra)
         # Until the hand-off a group stands and falls together.
         victims = [m for m in attempt.members if m.attempt is attempt and (m is completion or m.stage is Stage.PREFILL)]

@@ -10,7 +10,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common.core import SamplingParams
-from common.errors import DeadlineExceeded, PdserveError, ResourceExhausted, Unavailable
+from common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    PdserveError,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
 from common.tracing import NoTracing
 from common.work import FinishReason
 from router.attempt import Work
@@ -267,6 +275,25 @@ async def test_attempts_count_since_one_that_came_far(tokens: int, is_given_up: 
             queue.waiters[-1].go(Pair(worker("p", "prefill"), worker("d", "decode")))
     assert bool(errors) is is_given_up, "a request that kills its workers makes a token each time"
     attempts.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (FailedPrecondition("no transport serves both"), "WARNING"),
+        (Unimplemented("not offered by this version"), "WARNING"),
+        (InvalidArgument("top_k must be at least 0"), "INFO"),
+        (DeadlineExceeded("passed"), "INFO"),
+    ],
+)
+async def test_what_an_operator_has_to_mend_is_warned_of_and_a_client_s_mistake_is_not(
+    error: PdserveError, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    attempts, (first,) = make(OneTurn(), [], n=1)
+    attempts.begin()
+    attempts.failed(first, error, retryable=False, blame=frozenset())
+    assert [record.levelname for record in caplog.records] == [level]
 
 
 async def test_progress_counts_however_its_attempt_ended() -> None:
