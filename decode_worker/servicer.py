@@ -69,7 +69,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 case "inquire":
                     yield commands.Inquire(WorkKey(router_epoch, request.inquire.uid, request.inquire.attempt))
                 case None:
-                    pass  # A kind of message that a newer router knows: what comes of it, it bears without an answer.
+                    pass  # Of a kind that only newer routers know, which bear it that nothing comes of it.
                 case other:
                     raise InvalidRequest("message", "must be cancel, prefill or inquire once the session is open", other)
 

@@ -119,7 +119,7 @@ class Session:
                 case "cancel":
                     self._journeys.cancel(WorkKey(self.router_epoch, request.cancel.uid, request.cancel.attempt))
                 case None:
-                    pass  # A kind of message that a newer router knows: what comes of it, it bears without an answer.
+                    pass  # Of a kind that only newer routers know, which bear it that nothing comes of it.
                 case other:
                     raise InvalidArgument(f"a session takes submit and cancel after its hello, got {other}")
 

@@ -67,7 +67,7 @@ class ClusterView:
 def worker_to_pb(worker: Worker, now: float) -> pb2.Worker:
     """now: of the registry's clock."""
     profile = worker.profile
-    # What it had when it last reported is on no worker any more.
+    # What it had when it last reported it has no more, or says nothing of.
     load = worker.load if worker.lost_at is None else WorkerLoad()
     return pb2.Worker(
         id=worker.id,
