@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from triton.runtime.errors import OutOfResources
 
 from bench.gpu.clock import copies_beyond_l2, graph_us
 from common.engine.cuda.small_linear import Plan, Workspace, choose, small_linear
@@ -38,6 +39,11 @@ class Shape:
     @property
     def columns(self) -> int:
         return self.rows // 2 if self.gated else self.rows
+
+    @property
+    def may_dot(self) -> bool:
+        """The kernel on the tensor cores knows no norm's weight."""
+        return self.folded or not self.norm
 
 
 SHAPES = [
@@ -103,7 +109,7 @@ def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
                     plan = Plan(dot=False, rows=rows, depth=256 * warps, warps=warps, stages=1)
                     yield from (plan, replace(plan, prefetch=True)) if warps == 4 else (replace(plan, prefetch=warps == 2),)
         yield Plan(dot=False, rows=4, depth=1024, warps=4, stages=4)
-    if tokens > 1 and (shape.folded or not shape.norm):
+    if tokens > 1 and shape.may_dot:
         tiles = ((64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 64, 4, 6), (128, 64, 4, 5), (128, 128, 8, 3))
         for rows, depth, warps, stages in (
             tiles if tokens <= 32 else ((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3))
@@ -114,12 +120,22 @@ def candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
                     yield Plan(dot=True, rows=rows, depth=depth, warps=warps, stages=stages, split=split, prefetch=True)
 
 
-def compile_plan(job: tuple[Shape, int, Plan]) -> None:
-    """In a process of its own: leaves the binary in Triton's cache."""
+def plans(shape: Shape, tokens: int) -> list[Plan]:
+    """choose()'s first, where it serves the shape. Perhaps none."""
+    chosen = choose(tokens, shape.rows, shape.depth, gated=shape.gated)
+    return [*dict.fromkeys([*[chosen] * (shape.may_dot or not chosen.dot), *candidates(shape, tokens)])]
+
+
+def compile_plan(job: tuple[Shape, int, Plan]) -> bool:
+    """In a process of its own: leaves the binary in Triton's cache. False if the card has too little shared memory for it."""
     shape, tokens, plan = job
-    Inputs(shape, tokens, filled=False).ours(plan, Workspace(torch.device("cuda"), floats=1 << 25), pdl=True)
+    try:
+        Inputs(shape, tokens, filled=False).ours(plan, Workspace(torch.device("cuda"), floats=1 << 25), pdl=True)
+    except OutOfResources:
+        return False
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    return True
 
 
 def label(plan: Plan) -> str:
@@ -127,14 +143,14 @@ def label(plan: Plan) -> str:
     return f"{'dot' if plan.dot else 'fma'} {plan.rows}x{plan.depth} w{plan.warps} s{plan.stages}{end}"
 
 
-def measure(shape: Shape, tokens: int, plans: list[Plan]) -> tuple[float, list[tuple[float, Plan]]]:
+def measure(shape: Shape, tokens: int, possible: list[Plan]) -> tuple[float, list[tuple[float, Plan]]]:
     """Microseconds of torch's product, and of each plan that is right, best first."""
     weight_bytes = shape.rows * shape.depth * 2
     sets = [Inputs(shape, tokens) for _ in range(copies_beyond_l2(weight_bytes))]
     workspace = Workspace(torch.device("cuda"), floats=1 << 25)
     timed = []
     wanted = sets[0].wanted()
-    for plan in plans:
+    for plan in possible:
         sets[0].ours(plan, workspace, pdl=True)
         error = float((sets[0].out.float() - wanted).abs().max() / wanted.abs().max())
         if error > 2e-2:
@@ -147,22 +163,27 @@ def measure(shape: Shape, tokens: int, plans: list[Plan]) -> tuple[float, list[t
 
 def tune(tokens: list[int], *, only: str, top: int) -> list[dict[str, Any]]:
     """Prints a row per product. only: parts of shapes' names, by commas; top: plans to print. Returns every plan's time."""
-    work = {
-        (shape, size): [*dict.fromkeys([choose(size, shape.rows, shape.depth, gated=shape.gated), *candidates(shape, size)])]
+    jobs = [
+        (shape, size, plan)
         for shape in SHAPES
         if any(part in shape.name for part in only.split(","))
         for size in tokens
-    }
-    jobs = [(shape, size, plan) for (shape, size), plans in work.items() for plan in plans]
+        for plan in plans(shape, size)
+    ]
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_plan, jobs))
+        fits = list(pool.map(compile_plan, jobs))
+    work: dict[tuple[Shape, int], list[Plan]] = {}
+    for (shape, size, plan), is_possible in zip(jobs, fits, strict=True):
+        if is_possible:
+            work.setdefault((shape, size), []).append(plan)
     print(
         f"{'W':13} {'rows x depth':>13} {'T':>2} {'torch us':>8} {'GB/s':>5}   best, * chosen: us GB/s (kind tile warps stages)"
     )
     results = []
-    for (shape, size), plans in work.items():
-        torch_us, timed = measure(shape, size, plans)
-        print_row(shape, size, torch_us, [entry for i, entry in enumerate(timed) if i < top or entry[1] == plans[0]], plans[0])
+    for (shape, size), possible in work.items():
+        torch_us, timed = measure(shape, size, possible)
+        chosen = choose(size, shape.rows, shape.depth, gated=shape.gated)
+        print_row(shape, size, torch_us, [entry for i, entry in enumerate(timed) if i < top or entry[1] == chosen], chosen)
         results.append(
             {"shape": asdict(shape), "tokens": size, "torch_us": torch_us, "plans": [[us, asdict(p)] for us, p in timed]}
         )

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from bench.gpu.linear import SHAPES, Shape, plans
 from common.engine.cuda.launch import power_of_2_from
 from common.engine.cuda.linear_plans import PLANNED_TOKENS, best_plan
 from common.engine.cuda.small_linear import Plan, Workspace, choose, small_linear
@@ -203,3 +204,11 @@ def test_the_plans_that_models_get_fit_the_workspace(tokens: int) -> None:
             assert not gated
             tile_floats = (plan.rows + 1) * max(16, power_of_2_from(tokens))
             assert workspace.holds(-(-rows // plan.rows), plan.split, tile_floats), (rows, depth, plan)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 32, 64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_benchmark_tries_no_plan_that_small_linear_refuses(shape: Shape, tokens: int) -> None:
+    has_norm_weight = shape.norm and not shape.folded
+    for plan in plans(shape, tokens):
+        assert not plan.dot or not has_norm_weight and (plan.split == 1 or not shape.gated), plan
