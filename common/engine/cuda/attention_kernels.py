@@ -158,7 +158,7 @@ class XqaDecode:
 
 
 class FlashInferDecode:
-    """FlashInfer's decode wrapper with tensor cores, for geometries that XQA does not serve. One wrapper per captured size."""
+    """FlashInfer's decode wrapper with tensor cores, for what our kernel and XQA do not serve. One wrapper per captured size."""
 
     needs_plan = True
     can_capture = True
