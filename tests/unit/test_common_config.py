@@ -14,6 +14,18 @@ from common.config import describe, option, parse_config, parse_duration, requir
 from common.environment import warn_of_strangers
 from common.version import VERSION
 
+KUBERNETES = {
+    "PDSERVE_ROUTER_SERVICE_HOST": "10.0.0.11",
+    "PDSERVE_ROUTER_SERVICE_PORT": "50051",
+    "PDSERVE_ROUTER_SERVICE_PORT_GRPC": "50051",
+    "PDSERVE_ROUTER_PORT": "tcp://10.0.0.11:50051",
+    "PDSERVE_ROUTER_PORT_50051_TCP": "tcp://10.0.0.11:50051",
+    "PDSERVE_ROUTER_PORT_50051_TCP_PROTO": "tcp",
+    "PDSERVE_ROUTER_PORT_50051_TCP_PORT": "50051",
+    "PDSERVE_ROUTER_PORT_50051_TCP_ADDR": "10.0.0.11",
+}
+"""What every container gets while there is a service named pdserve-router."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -104,8 +116,10 @@ def test_a_variable_that_is_none_of_the_program_s_is_named_with_the_nearest(capl
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.endswith("no effect: PDSERVE_POOLPAGES (the nearest is PDSERVE_POOL_PAGES), PDSERVE_XYZ")
     caplog.clear()
-    warn_of_strangers(Config, {"PDSERVE_MODEL": "m"})
+    warn_of_strangers(Config, {"PDSERVE_MODEL": "m"} | KUBERNETES)
     assert not caplog.records
+    warn_of_strangers(Config, {"PDSERVE_METRIC_PORT": "9090"})
+    assert len(caplog.records) == 1, "by its value no address of a service"
 
 
 def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
