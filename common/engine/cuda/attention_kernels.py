@@ -121,19 +121,23 @@ class FlashInferPrefill:
         self._wrapper.run(q[: self._tokens], (k, v), out=out[: self._tokens])
 
 
-class XqaDecode:
-    """TensorRT-LLM's XQA kernel as FlashInfer ships it."""
+class Unplanned:
+    """What decode kernels have in common that read tables and lengths from the device."""
 
     needs_plan = False
     can_capture = True
+
+    def plan(self, lengths: Sequence[int], pages: Sequence[NDArray[np.int32]]) -> None:
+        """Nothing to do."""
+
+
+class XqaDecode(Unplanned):
+    """TensorRT-LLM's XQA kernel as FlashInfer ships it."""
 
     def __init__(self, geometry: Geometry, workspace: torch.Tensor) -> None:
         """workspace: uint8, zero at first use: its semaphores count from there."""
         self._scale = geometry.head_dim**-0.5
         self._workspace = workspace
-
-    def plan(self, lengths: Sequence[int], pages: Sequence[NDArray[np.int32]]) -> None:
-        """Nothing to do."""
 
     def run(
         self,

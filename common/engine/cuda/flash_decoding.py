@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from common.engine.cuda.attention_kernels import Geometry
+from common.engine.cuda.attention_kernels import Geometry, Unplanned
 from common.engine.cuda.jit.decode_attention import decode_attention_kernel
 from common.engine.cuda.launch import INTERPRETED, is_power_of_2, launch_options, power_of_2_from
 
@@ -54,11 +51,8 @@ def obstacle(geometry: Geometry) -> str:
     return f"does not serve pages of {page_size} tokens with head_dim {head_dim}"
 
 
-class FlashDecoding:
+class FlashDecoding(Unplanned):
     """A DecodeKernel. One for all steps of a stream, which leave its workspace as they found it."""
-
-    needs_plan = False
-    can_capture = True
 
     def __init__(self, geometry: Geometry) -> None:
         self._group, self._num_kv_heads = geometry.group, geometry.num_kv_heads
@@ -66,9 +60,6 @@ class FlashDecoding:
         floats = PLACES * geometry.group * (geometry.head_dim + 2)
         self._partial = torch.empty(floats, dtype=torch.float32, device=geometry.device)
         self._counters = torch.zeros(PLACES, dtype=torch.int32, device=geometry.device)
-
-    def plan(self, lengths: Sequence[int], pages: Sequence[NDArray[np.int32]]) -> None:
-        """Nothing to do."""
 
     def run(
         self,

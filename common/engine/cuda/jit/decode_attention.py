@@ -8,13 +8,14 @@ A program takes one KV head of one request, with all the query heads that share 
 import triton
 import triton.language as tl
 
+from common.engine.cuda.jit.elementwise import begin, prefetch
+
 
 @triton.jit
 def prefetch_page(pool, start, token_stride, PAGE_SIZE: tl.constexpr, D: tl.constexpr):
-    """Sends for a page's rows of one head, from memory to L2, in lines of 128 bytes; waits for nothing."""
+    """Sends for a page's rows of one head."""
     row = start + tl.arange(0, PAGE_SIZE)[:, None] * token_stride
-    lines = pool + row + tl.arange(0, D // 64)[None, :] * 64
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+    prefetch(pool + row + tl.arange(0, D // 64)[None, :] * 64)
 
 
 @triton.jit
@@ -52,32 +53,15 @@ def decode_attention_kernel(
             start = tl.load(table + first + ahead).to(tl.int64) * page_stride + head * D
             prefetch_page(k, start, token_stride, PAGE_SIZE, D)
             prefetch_page(v, start, token_stride, PAGE_SIZE, D)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    begin(PDL)
     if first < last:
         row = tl.arange(0, ROWS)
-        column = tl.arange(0, D)
         is_row = row < GROUP
-        heads = (head * GROUP + row)[:, None] * D + column[None, :]
+        heads = (head * GROUP + row)[:, None] * D + tl.arange(0, D)[None, :]
         queries = tl.load(q + request.to(tl.int64) * q_stride + heads, mask=is_row[:, None], other=0.0)
-        acc = tl.zeros((ROWS, D), tl.float32)
-        top = tl.full((ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        token = tl.arange(0, PAGE_SIZE)
-        within = token[:, None] * token_stride + column[None, :]
-        for page in tl.range(first, last, num_stages=STAGES):
-            start = tl.load(table + page).to(tl.int64) * page_stride + head * D
-            is_there = page * PAGE_SIZE + token < length
-            keys = tl.load(k + start + within, mask=is_there[:, None], other=0.0)
-            scores = tl.where(is_there[None, :], tl.dot(queries, keys.T) * scale, float("-inf"))
-            highest = tl.maximum(top, tl.max(scores, axis=1))
-            weights = tl.exp2(scores - highest[:, None])
-            shrunk = tl.exp2(top - highest)
-            values = tl.load(v + start + within, mask=is_there[:, None], other=0.0)
-            acc = tl.dot(weights.to(values.dtype), values, acc * shrunk[:, None])
-            total = total * shrunk + tl.sum(weights, axis=1)
-            top = highest
+        acc, top, total = attend(
+            queries, k, v, table, first, last, length, head, page_stride, token_stride, scale, ROWS, D, PAGE_SIZE, STAGES
+        )  # fmt: skip
         is_last = parts == 1
         if IS_SPLIT:  # noqa: SIM102 - the outer is decided when the kernel is compiled
             if parts > 1:
@@ -91,6 +75,32 @@ def decode_attention_kernel(
         if is_last:
             attended = (acc / total[:, None]).to(out.dtype.element_ty)
             tl.store(out + request.to(tl.int64) * out_stride + heads, attended, mask=is_row[:, None])
+
+
+@triton.jit
+def attend(
+    queries, k, v, table, first, last, length, head, page_stride, token_stride, scale,
+    ROWS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """queries: [ROWS, D], over the pages first to last of the table -> sums as join() takes them."""
+    acc = tl.zeros((ROWS, D), tl.float32)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    token = tl.arange(0, PAGE_SIZE)
+    within = token[:, None] * token_stride + tl.arange(0, D)[None, :]
+    for page in tl.range(first, last, num_stages=STAGES):
+        start = tl.load(table + page).to(tl.int64) * page_stride + head * D
+        is_there = page * PAGE_SIZE + token < length
+        keys = tl.load(k + start + within, mask=is_there[:, None], other=0.0)
+        scores = tl.where(is_there[None, :], tl.dot(queries, keys.T) * scale, float("-inf"))
+        highest = tl.maximum(top, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - highest[:, None])
+        shrunk = tl.exp2(top - highest)
+        values = tl.load(v + start + within, mask=is_there[:, None], other=0.0)
+        acc = tl.dot(weights.to(values.dtype), values, acc * shrunk[:, None])
+        total = total * shrunk + tl.sum(weights, axis=1)
+        top = highest
+    return acc, top, total
 
 
 @triton.jit

@@ -17,6 +17,12 @@ def begin(PDL: tl.constexpr):
 
 
 @triton.jit
+def prefetch(lines):
+    """Sends for lines of 128 bytes, from memory to L2; waits for nothing and takes no registers. lines: a tile of pointers."""
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def rms_norm_kernel(x, weight, out, x_stride, out_stride, eps, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program: one row, held in registers."""
     row = tl.program_id(0).to(tl.int64)

@@ -10,7 +10,7 @@ squares is taken on the way, and what the product gives is divided by the root i
 import triton
 import triton.language as tl
 
-from common.engine.cuda.jit.elementwise import begin, silu
+from common.engine.cuda.jit.elementwise import begin, prefetch, silu
 
 VECTOR = tl.constexpr(8)
 """bf16 or fp16 values in 16 bytes."""
@@ -31,11 +31,10 @@ def weight_rows(first, ROWS: tl.constexpr, N: tl.constexpr, GATED: tl.constexpr)
 
 @triton.jit
 def prefetch_rows(weight, row, start, DEPTH: tl.constexpr, LINES: tl.constexpr, K: tl.constexpr):
-    """Sends for DEPTH values from start on of these rows of W, from memory to L2, in lines of 128 bytes; waits for nothing and
-    takes no registers. LINES: DEPTH / 64 or the next power of two; past the end of a row its last line is asked for again."""
+    """Sends for DEPTH values from start on of these rows of W. LINES: DEPTH / 64 or the next power of two; past the end of a row
+    its last line is asked for again."""
     line = tl.minimum(start // 64 + tl.minimum(tl.arange(0, LINES), DEPTH // 64 - 1), K // 64 - 1)
-    lines = weight + (row.to(tl.int64) * K)[:, None] + (line * 64)[None, :]
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+    prefetch(weight + (row.to(tl.int64) * K)[:, None] + (line * 64)[None, :])
 
 
 @triton.jit
@@ -136,20 +135,7 @@ def linear_dot_kernel(
         if GATED:
             prefetch_rows(weight, row + N, start, BK, LINES, K)
     begin(PDL)
-    acc = tl.zeros((ROWS, TB), tl.float32)
-    up = tl.zeros((ROWS, TB), tl.float32)
-    squares = tl.zeros((TB, BK), tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        at = start + step * BK
-        w = weight_tiles.load([first, at])
-        x = x_tiles.load([0, at])
-        if NORM:
-            exact = x.to(tl.float32)
-            squares += exact * exact
-        acc = tl.dot(w, x.T, acc)
-        if GATED:
-            up = tl.dot(weight_tiles.load([N + first, at]), x.T, up)
-    square_sums = tl.sum(squares, axis=1)
+    acc, up, square_sums = multiply(weight_tiles, x_tiles, first, start, N, STEPS, TB, NORM, GATED, ROWS, BK, STAGES)
     if SPLIT > 1:
         tl.static_assert(not GATED)
         share(acc, square_sums, partial, tile * SPLIT + part, ROWS, TB)
@@ -168,6 +154,30 @@ def linear_dot_kernel(
         if GATED:
             acc = silu(acc) * up
         finish(tl.trans(acc), first, residual, out, residual_stride, out_stride, TOKENS, TB, ROWS, N)
+
+
+@triton.jit
+def multiply(
+    weight_tiles, x_tiles, first, start, N,
+    STEPS: tl.constexpr, TB: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+    ROWS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """STEPS tiles along K from start on: the products of W's rows from first on, [ROWS, TB]; gated, those of the up projection;
+    and with a norm the sums of x's squares, [TB]."""
+    acc = tl.zeros((ROWS, TB), tl.float32)
+    up = tl.zeros((ROWS, TB), tl.float32)
+    squares = tl.zeros((TB, BK), tl.float32)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        at = start + step * BK
+        w = weight_tiles.load([first, at])
+        x = x_tiles.load([0, at])
+        if NORM:
+            exact = x.to(tl.float32)
+            squares += exact * exact
+        acc = tl.dot(w, x.T, acc)
+        if GATED:
+            up = tl.dot(weight_tiles.load([N + first, at]), x.T, up)
+    return acc, up, tl.sum(squares, axis=1)
 
 
 @triton.jit
