@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
@@ -33,6 +33,31 @@ def rewrap(
         request_deserializer=handler.request_deserializer if deserializer is _SAME else deserializer,
         response_serializer=handler.response_serializer,
     )
+
+
+class HandlerInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler there is, anew only when what is within has changed."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
+        """By method: the handler last seen, which is the same for every call unless something within wraps it anew, and ours."""
+
+    def wrap(self, handler: Any, method: str) -> Any:
+        """What is to be called instead."""
+        raise NotImplementedError
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method: str = handler_call_details.method
+        seen, wrapped = self._wrapped.get(method, (None, None))
+        if seen is not handler:
+            wrapped = self.wrap(handler, method)
+            self._wrapped[method] = handler, wrapped
+        return wrapped
 
 
 def within(behavior: Behavior, scope: Callable[[Context], AbstractContextManager[object]]) -> Behavior:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -26,7 +26,7 @@ import grpc
 from google.protobuf.message import Message
 
 from common.errors import LEAVING_METADATA, Leaving, PdserveError, ResourceExhausted
-from common.rpc.handlers import Behavior, Context, rewrap
+from common.rpc.handlers import Behavior, Context, HandlerInterceptor, rewrap
 from common.rpc.refusal_log import RefusalLog
 from common.rpc.retry_info import status_of
 
@@ -36,28 +36,17 @@ MAX_MESSAGE_CHARS = 1000
 log = logging.getLogger(__name__)
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(HandlerInterceptor):
     """Wraps every handler, unary or streaming, coroutine or async generator."""
 
     def __init__(self, *, max_message_bytes: int) -> None:
         """max_message_bytes: of an answer; grpc itself would end a larger one with a traceback."""
+        super().__init__()
         self._max_message_bytes = max_message_bytes
         self._refusals = RefusalLog(log)
-        self._guarded: dict[str, tuple[Any, Any]] = {}
-        """By method: the handler last seen, which is the same for every call unless something within wraps it anew, and ours."""
 
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method, limit = handler_call_details.method, self._max_message_bytes
-        seen, guarded = self._guarded.get(method, (None, None))
-        if seen is not handler:
-            guarded = rewrap(handler, lambda behavior: _guard(behavior, method, limit, refusals=self._refusals))
-            self._guarded[method] = handler, guarded
-        return guarded
+    def wrap(self, handler: Any, method: str) -> Any:
+        return rewrap(handler, lambda behavior: _guard(behavior, method, self._max_message_bytes, refusals=self._refusals))
 
 
 def _guard(behavior: Behavior, method: str, max_message_bytes: int, *, refusals: RefusalLog) -> Behavior:

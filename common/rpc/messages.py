@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from common import logs
 from common.errors import DeadlineExceeded, InvalidArgument
 from common.rpc.compression import inflated
-from common.rpc.handlers import Behavior, Context, rewrap
+from common.rpc.handlers import Behavior, Context, HandlerInterceptor, rewrap
 
 GONE_SECONDS = 0.05
 MESSAGE_SECONDS = 120.0
@@ -30,28 +30,15 @@ else hold the call open."""
 END: Any = grpc.aio.EOF
 
 
-class MessageInterceptor(grpc.aio.ServerInterceptor):
+class MessageInterceptor(HandlerInterceptor):
     """Makes every handler one of a stream of requests, which a unary one is given the only message of."""
 
     def __init__(self, *, max_message_bytes: int) -> None:
         """max_message_bytes: of a request, inflated."""
+        super().__init__()
         self._max_message_bytes = max_message_bytes
-        self._reading: dict[str, tuple[Any, Any]] = {}
-        """By method: the handler last seen, which is the same for every call, and ours."""
 
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        seen, reading = self._reading.get(handler_call_details.method, (None, None))
-        if seen is not handler:
-            reading = self._made_for(handler)
-            self._reading[handler_call_details.method] = handler, reading
-        return reading
-
-    def _made_for(self, handler: Any) -> Any:
+    def wrap(self, handler: Any, method: str) -> Any:
         parse = _deserializer(handler, max_bytes=self._max_message_bytes)
         if handler.request_streaming:
             return rewrap(handler, lambda behavior: behavior, deserializer=parse)
