@@ -240,7 +240,7 @@ class _Link:
             self._complaint = text
             log.log(
                 logging.INFO if self._router_is_leaving else level,
-                "not registered with router %s, retrying: %s",
+                "no registration with router %s, retrying: %s",
                 self.router,
                 text,
             )

@@ -174,6 +174,7 @@ class Session:
         self.worker.has_session = True
         self.worker.is_elsewhere = False
         self.worker.trouble = ""
+        log.info("session with %s stands", self.worker)
         self._on_change()
 
     async def _read(self) -> None:

@@ -120,7 +120,7 @@ async def test_out_of_pages_and_drained_nothing_is_lost(tiny: Path, tmp_path: Pa
 async def test_a_split_pair_and_a_worker_alone_serve_one_router(tiny: Path, tmp_path: Path) -> None:
     with Cluster(tmp_path, tiny, worker_args=SMALL) as cluster:
         both = cluster.start_worker("decode", extra=ALWAYS)
-        await asyncio.to_thread(both.wait_for_line, "registered with router")
+        await asyncio.to_thread(cluster.wait_until_joined, both)
         async with cluster.client() as client:
             prompts = [prompt(20 + i, seed=28) for i in range(8)]
             params = {"max_tokens": 20, "ignore_eos": True}

@@ -43,7 +43,7 @@ async def test_cmp_01_a_misfit_is_refused_at_registration_naming_both_values(
     with Cluster(tmp_path, tiny, decode=0, worker_args=POOL, is_awaited=False) as cluster:
         async with cluster.client() as client:
             misfit = cluster.start_worker("decode", extra=args)
-            line = await asyncio.to_thread(misfit.wait_for_line, "not registered with router.*differs.*")
+            line = await asyncio.to_thread(misfit.wait_for_line, "no registration with router.*differs.*")
             assert all(value in line[0] for value in values)
             assert await readiness(client) == NOT_SERVING
             code, message = await client.refusal([1, 2], timeout=10)
@@ -79,7 +79,7 @@ async def test_cmp_03_health_is_not_reported_for_a_pair_that_cannot_work(tiny: P
                 for name, make in OTHERS.items()
             }
             for name, misfit in misfits.items():
-                line = await asyncio.to_thread(misfit.wait_for_line, "not registered with router.*differs.*")
+                line = await asyncio.to_thread(misfit.wait_for_line, "no registration with router.*differs.*")
                 assert "fingerprint" in line[0], f"{name}: {line[0]}"
             assert await readiness(client) == NOT_SERVING
             for code, message in await asyncio.gather(*(client.refusal([1, 2, i], timeout=10) for i in range(10))):
@@ -103,7 +103,7 @@ async def test_cmp_03_another_version_of_the_product_is_no_obstacle_and_of_the_p
             misfit = cluster.start_worker("decode")
             monkeypatch.delenv("PROTOCOL")
             fit = cluster.start_worker("decode")
-            line = await asyncio.to_thread(misfit.wait_for_line, "not registered with router.*differs.*")
+            line = await asyncio.to_thread(misfit.wait_for_line, "no registration with router.*differs.*")
             assert all(value in line[0] for value in ("protocol_version", "99", "1"))
             await asyncio.to_thread(fit.wait_for_line, "decode worker 99.0:")
             await asyncio.to_thread(cluster.router.wait_for_line, "router ready on")

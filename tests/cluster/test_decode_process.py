@@ -101,7 +101,7 @@ async def test_an_unknown_router_is_waited_for_while_the_worker_serves(tiny: Pat
     try:
         async with make_channel(address(worker)) as channel:
             assert await serving(channel, SERVICES[0])
-        await eventually(lambda: "not registered with router 127.0.0.1:1" in worker.output, within=5)
+        await eventually(lambda: "no registration with router 127.0.0.1:1" in worker.output, within=5)
     finally:
         worker.signal(signal.SIGTERM)
         assert worker.wait(within=5) == 0

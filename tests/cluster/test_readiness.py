@@ -78,7 +78,7 @@ async def test_lif_08_readiness_follows_the_workers_in_any_order(tiny: Path, tmp
                 prefill = cluster.start_worker("prefill", extra=["--router", "127.0.0.1:1"])  # The second one never starts.
                 assert (await watch.read()).status == SERVING
                 await client.generate([1, 2], sampling={"max_tokens": 3})
-                await asyncio.to_thread(prefill.wait_for_line, "not registered with router 127.0.0.1:1")
+                await asyncio.to_thread(prefill.wait_for_line, "no registration with router 127.0.0.1:1")
                 prefill.kill()
                 cluster.prefill.remove(prefill)
                 assert (await watch.read()).status == NOT_SERVING

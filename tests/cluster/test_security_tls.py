@@ -66,7 +66,7 @@ async def test_mutual_tls_on_every_link_and_a_whole_new_authority_without_a_rest
             secrets.issue(trustme.CA())
             # A worker that joins now has only the new files: each side must have taken them over to let it in.
             late = cluster.start_worker("decode")
-            await asyncio.to_thread(late.wait_for_line, "registered with router")
+            await asyncio.to_thread(cluster.wait_until_joined, late)
             cluster.decode[0].kill()
             cluster.decode.remove(cluster.decode[0])
             last = await first_event(running, "finished")

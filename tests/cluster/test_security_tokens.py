@@ -135,7 +135,7 @@ async def test_a_worker_without_the_router_s_worker_token_does_not_join_and_says
         args = ["--model", str(tiny), "--router", guarded.address, *SMALL, *extra]
         stranger = Process("prefill_worker", args, log=tmp_path / name)
         try:
-            line = await asyncio.to_thread(stranger.wait_for_line, "not registered with router .*")
+            line = await asyncio.to_thread(stranger.wait_for_line, "no registration with router .*")
             assert "RegistryService" in line[0] and "token" in line[0]
             assert secrets.client_token not in stranger.output
         finally:

@@ -126,7 +126,7 @@ async def client_sees_one_decode_worker_again(cluster: Cluster, client: Client) 
     """Puts back what the test killed, for the others."""
     cluster.decode = [process for process in cluster.decode if process.is_alive]
     process = cluster.start_worker("decode")
-    await asyncio.to_thread(process.wait_for_line, "registered with router")
+    await asyncio.to_thread(cluster.wait_until_joined, process)
 
 
 async def test_completions_that_end_early_end_their_spans_and_refusals_have_one(traced: Cluster, collector: Collector) -> None:

@@ -209,13 +209,13 @@ async def test_flt_11_a_router_killed_and_started_again_finds_all_its_workers(
 async def test_flt_01_a_prefill_worker_started_again_at_its_address_is_used_at_once(four: Cluster, client: Client) -> None:
     listen = f"127.0.0.1:{free_port()}"
     first = four.start_worker("prefill", listen=listen)
-    await asyncio.to_thread(first.wait_for_line, "registered with router")
+    await asyncio.to_thread(four.wait_until_joined, first)
     async with Load([client], streams=6, tokens=(1, 5)) as load:
         await eventually(lambda: load.finished >= 30, within=20)
         four.prefill.remove(first)
         first.kill()
         second = four.start_worker("prefill", listen=listen)
-        await asyncio.to_thread(second.wait_for_line, "registered with router")
+        await asyncio.to_thread(four.wait_until_joined, second)
         finished = load.finished
         await eventually(lambda: load.finished >= finished + 20, within=10)
     assert not load.failed

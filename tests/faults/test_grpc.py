@@ -221,7 +221,7 @@ async def test_grp_08_a_cluster_of_unix_sockets_ipv6_and_names(tiny: Path, tmp_p
             for listen in addresses:
                 cluster.start_worker(role, listen=listen)
         for worker in (*cluster.prefill, *cluster.decode):
-            await asyncio.to_thread(worker.wait_for_line, "registered with router unix:/")
+            await asyncio.to_thread(cluster.wait_until_joined, worker)
         async with cluster.client() as client:
             await asyncio.gather(
                 *(client.generate(prompt(9, seed=i), sampling={"max_tokens": 4, "ignore_eos": True}) for i in range(24))
@@ -283,7 +283,7 @@ async def test_grp_10_watch_tells_of_start_serving_and_drain_on_every_role(tiny:
                     process = cluster.start_worker(role, listen=address)
                     assert (await alive.read()).status == SERVING
                     assert (await worker.read()).status in (NOT_SERVING, SERVING)
-                    await asyncio.to_thread(process.wait_for_line, "registered with router")
+                    await asyncio.to_thread(cluster.wait_until_joined, process)
             assert (await router.read()).status == SERVING
             async with cluster.client() as client, watching(places["decode"][0], "pdserve.v1.HandoffService") as worker:
                 assert (await worker.read()).status == SERVING

@@ -73,7 +73,7 @@ async def replace(cluster: Cluster, worker: Process, *, address: str = "") -> No
     assert await asyncio.to_thread(worker.wait, within=40) == 0
     workers.remove(worker)
     successor = cluster.start_worker(role, listen=address)
-    await asyncio.to_thread(successor.wait_for_line, "registered with router")
+    await asyncio.to_thread(cluster.wait_until_joined, successor)
 
 
 async def test_a_rolling_restart_of_every_worker_under_load_fails_no_request(counting_model: Path, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ async def test_an_operator_drains_a_worker_to_its_end(four: Cluster, client: Cli
     registry: Any = registry_pb2_grpc.RegistryServiceStub(client.channel)
     extra = four.start_worker("prefill")
     address = await asyncio.to_thread(address_of, extra)
-    await asyncio.to_thread(extra.wait_for_line, "registered with router")
+    await asyncio.to_thread(four.wait_until_joined, extra)
     worker = await worker_at(client, address)
     await registry.DrainWorker(registry_pb2.DrainWorkerRequest(worker_id=worker.id, exit=True), timeout=5)
     assert await asyncio.to_thread(extra.wait, within=10) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -61,7 +62,7 @@ class Cluster:
                 for _ in range(count):
                     self.start_worker(role)
             for worker in (*self.prefill, *self.decode):
-                worker.wait_for_line("registered with router", within=self.start_seconds)
+                self.wait_until_joined(worker)
             # Without a pair it is not going to be ready.
             is_ready = self._is_awaited and (self.prefill or self.decode)
             self.router.wait_for_line("router ready on" if is_ready else "listening on", within=self.start_seconds)
@@ -87,6 +88,18 @@ class Cluster:
         process = self._start(f"{role}_worker", [*args, "--listen", listen or self._worker_listen, *extra])
         self.processes_of(role).append(process)
         return process
+
+    def wait_until_joined(self, worker: Process) -> None:
+        """Until this cluster's router gives it work."""
+        worker.wait_for_line("registered with router", within=self.start_seconds)
+        address = worker.wait_for_line(r"worker ready on (\S+)$", within=self.start_seconds)[1]
+        if "--advertise" in worker.args:
+            address = worker.args[worker.args.index("--advertise") + 1]
+        registered = rf"worker (\S+) at {re.escape(address)} registered"
+        self.router.wait_for_line(registered, within=self.start_seconds)
+        # There may have been others at this address.
+        worker_id = re.findall(registered, self.router.output)[-1]
+        self.router.wait_for_line(rf"session with .*{worker_id} .*stands$", within=self.start_seconds)
 
     def processes_of(self, role: str) -> list[Process]:
         """The list itself: who ends one on purpose takes it out."""

@@ -29,7 +29,7 @@ class RelayedWorker:
         await self.relay.__aenter__()
         extra = ["--advertise", self.relay.address, *self._extra]
         self.process = self._cluster.start_worker(self.role, listen=self._listen, router=self._router, extra=extra)
-        await asyncio.to_thread(self.process.wait_for_line, "registered with router")
+        await asyncio.to_thread(self._cluster.wait_until_joined, self.process)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -310,7 +310,7 @@ async def test_what_answers_and_is_no_router_is_said_to_be_none(
     await server.start()
     try:
         tasks.append(asyncio.create_task(registration(address).run()))
-        said = f"not registered with router {address}, retrying: what answers there is no router"
+        said = f"no registration with router {address}, retrying: what answers there is no router"
         await eventually(lambda: said in caplog.text, within=10)
     finally:
         await server.stop(0)
