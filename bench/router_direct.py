@@ -36,11 +36,11 @@ class Direct(generation_pb2_grpc.GenerationServiceServicer):
         self._streams -= 1
 
     async def _emit(self) -> None:
+        self._steps.begin()
         while self._streams:
-            token_id = await self._steps.next(tokens=self._streams)
+            await self._steps.due()
             step, self._next = self._next, _Step()
-            self._steps.stamp()
-            step.happened.set_result((token_id, self._next))
+            step.happened.set_result((self._steps.stamp(), self._next))
         self._emitter = None
 
 

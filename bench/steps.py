@@ -1,32 +1,40 @@
-"""When a pretended step takes place, and how the client learns of it: by a file of times that both map into memory."""
+"""When a pretended step takes place, and how its tokens say so: by their ids."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TypeAlias
 
 IDS = 256
-"""A step's number modulo this is the id of every token it makes, and the place of its time in the file."""
-Times: TypeAlias = "memoryview[float]"
+"""A token's id is the time of its step in ticks, modulo this: a token's age is known up to so many ticks."""
+
+
+def age(token_id: int, now: float, *, tick: float) -> float:
+    """Seconds since the step that made the token, to a tick. now: time.monotonic() seconds, of any process of this machine."""
+    return ((now / tick - token_id) % IDS - 0.5) * tick
 
 
 class Steps:
-    """One clock for whatever emits in this process."""
+    """The clock of what emits: a step every gap, also after one that was late."""
 
-    def __init__(self, times: Times, *, rate: float) -> None:
-        """times: time.monotonic() seconds. rate: tokens per second over all streams; 0: without a pause."""
-        self._times = times
-        self._rate = rate
-        self._step = 0
+    def __init__(self, *, gap: float, tick: float) -> None:
+        """Seconds between two steps, 0: without a pause; and of a tick."""
+        self._gap, self._tick = gap, tick
+        self._due = 0.0
 
-    async def next(self, *, tokens: int) -> int:
-        """Waits until a step of so many tokens is due; returns the id of its tokens. Then call stamp()."""
-        if self._rate:
-            await asyncio.sleep(max(0.0, self._times[self._step % IDS] + tokens / self._rate - time.monotonic()))
-        self._step += 1
-        return self._step % IDS
+    @property
+    def is_paced(self) -> bool:
+        return self._gap > 0
 
-    def stamp(self) -> None:
-        """The step happens now."""
-        self._times[self._step % IDS] = time.monotonic()
+    def begin(self) -> None:
+        """The first step after a time without any is due now."""
+        self._due = time.monotonic()
+
+    async def due(self) -> None:
+        if self.is_paced:
+            await asyncio.sleep(max(0.0, self._due - time.monotonic()))
+            self._due += self._gap
+
+    def stamp(self) -> int:
+        """A step happens now; the id of its tokens."""
+        return int(time.monotonic() / self._tick) % IDS

@@ -19,6 +19,7 @@ from router.fleet.circuit import Circuit
 from router.fleet.fleet import Fleet
 from router.fleet.workers import Worker, WorkerState
 from router.hot_metrics import HotCounter, HotHistogram
+from router.pacing import Rounds
 from router.queueing.request_queue import RequestQueue
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -49,7 +50,7 @@ class RouterMetrics:
         for times in (self._ttft, self._gap, self._queue, self._prefill, self._handoff, self._total):
             registry.register(times)
 
-    def watch(self, *, admission: Admission, queue: RequestQueue, dispatch: Dispatch, fleet: Fleet) -> None:
+    def watch(self, *, admission: Admission, queue: RequestQueue, dispatch: Dispatch, fleet: Fleet, rounds: Rounds) -> None:
         """What the gauges are read from, at scrape time."""
 
         def requests() -> Iterable[Metric]:
@@ -64,6 +65,7 @@ class RouterMetrics:
             )
             yield gauge("pdserve_tokens_in_line", "Prompt tokens of new requests that wait for workers with room.", queue.tokens)
             yield gauge("pdserve_completions", "Completions on workers, by stage.", on_workers, "stage")
+            yield gauge("pdserve_write_gap_seconds", "Between two deltas of a stream, at least.", rounds.gap)
             yield gauge("pdserve_outbox_messages", "Messages that wait to be sent over the sessions.", fleet.num_unsent)
 
         def workers() -> Iterable[Metric]:

@@ -6,8 +6,9 @@ thread on its way. So tokens are gathered, and streams write in rounds:
     round      |<- gap / ROUNDS ->| round          a stream writes in a round if it has something, and
     stream A   |<- gap ------------------- ... ->| its last write is a gap ago
 
-The gap grows with the number of streams. After a moment without tokens the next round begins at once, with all tokens that come
-in the same turn of the event loop; and neither what a call says first nor a completion's last token waits for a round.
+The gap grows with the number of streams, and further while the event loop has more to do than it can: so messages are saved, in
+the router and its clients, and no token falls behind. After a moment without tokens the next round begins at once, with all that
+come in the same turn of the event loop; and neither what a call says first nor a completion's last token waits for a round.
 """
 
 from __future__ import annotations
@@ -16,10 +17,31 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from router.demand import Demand
+
 WRITE_SECONDS = 80e-6
-"""What one write costs router and client together on the machine this was measured on (bench/router.py)."""
+"""What one write costs router and client together on the machine this was measured on (bench/router.py), with cores to spare."""
 ROUNDS = 4
 """In a gap: more would gather fewer writes each, fewer would hold up those whose gap is over."""
+TARGET = 0.8
+"""Of the event loop's time: with more to do than that it falls behind now and then, and it cannot catch up."""
+LONGEST_STRETCH = 8.0
+LONGEST_STRETCHED_GAP = 0.25
+"""Seconds: whatever else the router has to do, nobody sees a stream stand still."""
+SAMPLE_SECONDS = 0.1
+
+
+class Stretch:
+    """By how much gaps are longer than with processors to spare: when the router cannot keep up it writes less often, and more
+    at once. Each sample corrects it by how far the demand was off, as a horizontal autoscaler does its replicas: where writes are
+    most of the demand one correction is enough."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def observe(self, demand: float) -> None:
+        """demand: the share of the time in which the event loop had something to do, since the last sample."""
+        self.factor = min(LONGEST_STRETCH, max(1.0, self.factor * demand / TARGET))
 
 
 def write_gap(active_streams: int) -> float:
@@ -35,10 +57,14 @@ class Rounds:
         self._waiting: set[Outlet] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._last = 0.0
+        self._demand = Demand()
+        self._sampled_at = 0.0
+        self.stretch = Stretch()
 
     @property
     def gap(self) -> float:
-        return write_gap(self._active_streams())
+        gap = write_gap(self._active_streams())
+        return max(gap, min(gap * self.stretch.factor, LONGEST_STRETCHED_GAP))
 
     def add(self, outlet: Outlet, now: float) -> None:
         """It writes in the first round after its gap."""
@@ -54,7 +80,11 @@ class Rounds:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._begin)
 
     def _begin(self) -> None:
-        now, between = time.monotonic(), max(WRITE_SECONDS, self.gap / ROUNDS)
+        now = time.monotonic()
+        if now - self._sampled_at >= SAMPLE_SECONDS:
+            self._sampled_at = now
+            self.stretch.observe(self._demand.since_last(now))
+        between = max(WRITE_SECONDS, self.gap / ROUNDS)
         self._last, self._timer = now, None
         for outlet in [outlet for outlet in self._waiting if outlet.may_write_at <= now + between / 2]:
             outlet.touch_now()

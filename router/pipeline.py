@@ -62,6 +62,7 @@ class Pipeline:
         fleet: Fleet,
         queue: RequestQueue,
         dispatch: Dispatch,
+        rounds: Rounds,
         metrics: RouterMetrics,
         tracing: Tracing,
         epoch: int,
@@ -84,7 +85,7 @@ class Pipeline:
         self._slow_client_timeout = slow_client_timeout
         self._log_prompts = log_prompts
         self._uids = Uids()
-        self._rounds = Rounds(active_streams=lambda: admission.streaming)
+        self._rounds = rounds
 
     @property
     def limits(self) -> Limits:

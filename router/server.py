@@ -35,6 +35,7 @@ from router.fleet.policies import Placer
 from router.fleet.registry import Registry
 from router.fleet.registry_servicer import RegistryServicer
 from router.metrics import RouterMetrics
+from router.pacing import Rounds
 from router.pipeline import Pipeline
 from router.queueing.request_queue import RequestQueue
 from router.queueing.room import RoomRule
@@ -78,12 +79,14 @@ class Router:
         )
         self.queue = RequestQueue(self.fleet, rule=RoomRule(config.queue_tokens), longest_wait=config.queue_wait)
         self.admission = Admission(max_queue=config.max_queue, max_in_flight=config.max_in_flight, line=self.queue)
+        rounds = Rounds(active_streams=lambda: self.admission.streaming)
         pipeline = Pipeline(
             model=model,
             admission=self.admission,
             fleet=self.fleet,
             queue=self.queue,
             dispatch=self.dispatch,
+            rounds=rounds,
             metrics=metrics,
             tracing=tracing,
             epoch=epoch,
@@ -92,7 +95,7 @@ class Router:
             slow_client_timeout=config.slow_client_timeout,
             log_prompts=config.log_prompts,
         )
-        metrics.watch(admission=self.admission, queue=self.queue, dispatch=self.dispatch, fleet=self.fleet)
+        metrics.watch(admission=self.admission, queue=self.queue, dispatch=self.dispatch, fleet=self.fleet, rounds=rounds)
         self._server = self._security.make_server()
         self._health = Health(self._server, (Readiness.GENERATION, Readiness.REGISTRY), others=self._security.services)
         keys = CallerKeys(session=config.session_key, tenant=config.tenant_key)

@@ -29,6 +29,7 @@ BUSY = (
         "pdserve_requests_in_flight",
         "pdserve_requests_queued",
         "pdserve_requests_in_line",
+        "pdserve_write_gap_seconds",
         "pdserve_tokens_in_line",
         "pdserve_outbox_messages",
     ),

@@ -7,7 +7,17 @@ import time
 
 import pytest
 
-from router.pacing import ROUNDS, WRITE_SECONDS, Outlet, Rounds, write_gap
+from router.pacing import (
+    LONGEST_STRETCH,
+    LONGEST_STRETCHED_GAP,
+    ROUNDS,
+    TARGET,
+    WRITE_SECONDS,
+    Outlet,
+    Rounds,
+    Stretch,
+    write_gap,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -16,6 +26,56 @@ def test_the_gap_grows_with_the_streams_so_that_all_writes_take_at_most_one_core
     for streams in (1, 16, 128, 4096):
         assert streams / write_gap(streams) * WRITE_SECONDS == pytest.approx(1.0)
     assert write_gap(0) == 0
+
+
+def test_a_loop_that_has_time_left_stretches_nothing() -> None:
+    stretch = Stretch()
+    for demand in (0.0, 0.3, TARGET, 0.5):
+        stretch.observe(demand)
+        assert stretch.factor == 1.0
+
+
+def test_gaps_are_stretched_until_the_demand_is_met_and_no_longer_than_needed() -> None:
+    def demand() -> float:
+        """Writes that would take three times the loop's time, if gaps were not longer; and what takes a fifth of it anyhow."""
+        return min(1.0, 0.2 + 3.0 / stretch.factor)
+
+    stretch = Stretch()
+    for _ in range(30):
+        stretch.observe(demand())
+    assert demand() == pytest.approx(TARGET, rel=0.05)
+    for _ in range(10):
+        stretch.observe(0.4)
+    assert stretch.factor == 1.0
+
+
+def test_the_stretch_is_bounded_by_itself_and_by_the_gap_that_it_makes() -> None:
+    stretch = Stretch()
+    for _ in range(100):
+        stretch.observe(1.0)
+    assert stretch.factor == LONGEST_STRETCH
+    rounds = {streams: Rounds(active_streams=lambda streams=streams: streams) for streams in (16, 1024, 100_000)}  # type: ignore[misc]
+    for each in rounds.values():
+        each.stretch.factor = LONGEST_STRETCH
+    assert rounds[16].gap == LONGEST_STRETCH * write_gap(16)
+    assert rounds[1024].gap == LONGEST_STRETCHED_GAP
+    assert rounds[100_000].gap == write_gap(100_000)
+
+
+async def test_a_loop_with_more_to_do_than_it_can_writes_less_often() -> None:
+    rounds = Rounds(active_streams=lambda: 100)
+    outlet = Outlet(rounds)
+    outlet.wrote()
+    deadline = time.monotonic() + 5
+    while rounds.gap == write_gap(100):
+        assert time.monotonic() < deadline, "a loop that is never idle was not noticed"
+        outlet.touch(time.monotonic())
+        spin_until = time.monotonic() + 0.02
+        while time.monotonic() < spin_until:
+            pass
+        await asyncio.wait_for(outlet.wait(), 1)
+        outlet.wrote()
+    assert rounds.gap > write_gap(100)
 
 
 async def test_the_first_token_goes_out_at_once_and_the_next_waits_for_the_gap() -> None:
