@@ -36,7 +36,8 @@ def build_runner(config: EngineConfig, pool_storage: memoryview | None, progress
 
 def build_core(config: Config, memory: PoolMemory, emit: Emit) -> PrefillCore:
     """Loads the model, in the thread that will run it. Raises StartError."""
-    engine = replace(engine_config(config, pool_pages=pool_before_start(config)[0]), chunk_tokens=config.chunk_tokens)
+    pages = pool_before_start(config)[0]
+    engine = replace(engine_config(config, pool_pages=pages), chunk_tokens=config.chunk_tokens, decodes=False)
     runner, staging = load_runner(engine, memory, build=build_runner, progress=log.info)
     return PrefillCore(
         runner,

@@ -7,14 +7,14 @@
     '--------- keys of the 2nd ---------'
 
 Each block of queries meets only the keys up to its own end, so half of the products of a long prompt are never made. Scores and
-softmax are float32; the products go through oneDNN, on the CPUs measured 2-3 times as fast as scaled_dot_product_attention.
+softmax are float32; the products are common/engine/cpu_linear.py's, 2-3 times as fast as scaled_dot_product_attention.
 """
 
 from __future__ import annotations
 
 import torch
 
-from common.engine.layers import product
+from common.engine.cpu_linear import product
 
 BLOCK_TOKENS = 128
 """Queries per block: fewer skip more keys, more have larger products (64 to 256 measured alike)."""

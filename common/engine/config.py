@@ -19,6 +19,7 @@ class EngineConfig:
     pool_bytes: the pool's, at most; None: no such limit.
     max_context: tokens of one request; cut to the model's. None: the model's.
     chunk_tokens: most tokens of one prefill step, over all requests; 0: this engine computes no prompts.
+    decodes: also, or only: the CPU's weights are laid out for few tokens at a time.
     table_rows: requests that may have a page table row at once.
     prefill_attention, decode_attention: "auto": what the device does best.
     graph_sizes: batch sizes of decode that are captured as CUDA graphs.
@@ -35,6 +36,7 @@ class EngineConfig:
     pool_bytes: int | None = None
     max_context: int | None = None
     chunk_tokens: int = 0
+    decodes: bool = True
     table_rows: int
     prefill_attention: PrefillAttention = "auto"
     decode_attention: DecodeAttention = "auto"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-
-PACK_ROWS = 8
-"""The batch size that packed weights are laid out for: measured best or near it from 1 to 512 rows (bench/engine_cpu.py)."""
 
 
 class Linear(Protocol):
@@ -20,60 +16,6 @@ class Linear(Protocol):
 
     def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual + forward(x). residual: [tokens, out], which may be overwritten and returned: don't use it afterwards."""
-
-
-class PlainLinear:
-    """A Linear whose weight is an ordinary [out, in] tensor."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-    def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self.forward(x).add_(residual)
-
-
-class PackedLinear:
-    """A Linear whose weight is in oneDNN's blocked layout: on the CPU 2-3 times as fast as F.linear at every batch size."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
-        self._bias = bias
-        self._apply = torch.ops.mkldnn._linear_pointwise.default
-        self._apply_add = torch.ops.mkldnn._linear_pointwise.binary
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self._apply(x, self._weight, self._bias, "none", [], "")
-        return y
-
-    def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self._apply_add(x, residual, self._weight, self._bias, "add")
-        return y
-
-
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Packed where oneDNN can compute weight's dtype on this machine, plain elsewhere. weight: [out, in]; bias: [out]."""
-    return PackedLinear(weight, bias) if can_pack(weight.dtype, weight.device) else PlainLinear(weight, bias)
-
-
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a b^T for a: [n, k] and b: [m, k] -> [n, m]."""
-    if not can_pack(a.dtype, a.device):
-        return a @ b.T
-    # A strided operand it would take too, and then a thousand times as long.
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(a.contiguous(), b.contiguous(), None, "none", [], "")
-    return y
-
-
-@cache
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build of torch and this CPU have oneDNN products of that dtype."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 class RMSNorm:

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from common.engine.layers import Block, Gated, Linear, NormedBlock, NormedLinear, RMSNorm, make_linear
+from common.engine.cpu_linear import make_linear
+from common.engine.layers import Block, Gated, Linear, NormedBlock, NormedLinear, RMSNorm
 
 
 class Ops(Protocol):
@@ -37,8 +38,12 @@ class Ops(Protocol):
 class CpuOps:
     """Ops of torch alone, oneDNN's products where it has them."""
 
+    def __init__(self, *, many_rows: bool = False) -> None:
+        """many_rows: for an engine that computes prompts alone."""
+        self._many_rows = many_rows
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return make_linear(weight, bias)
+        return make_linear(weight, bias, many_rows=self._many_rows)
 
     def normed_linear(
         self,
@@ -49,19 +54,19 @@ class CpuOps:
         eps: float,
         shared: bool = False,
     ) -> NormedBlock:
-        return NormedLinear(make_linear(weight, bias), RMSNorm(norm, eps))
+        return NormedLinear(self.linear(weight, bias), RMSNorm(norm, eps))
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, norm: torch.Tensor, eps: float) -> Block:
-        return Gated(NormedLinear(make_linear(weight, bias), RMSNorm(norm, eps)))
+        return Gated(NormedLinear(self.linear(weight, bias), RMSNorm(norm, eps)))
 
     def rotary_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
 
-def ops_for(device: str | torch.device) -> Ops:
-    """The one place that knows which device has which."""
+def ops_for(device: str | torch.device, *, many_rows: bool = False) -> Ops:
+    """The one place that knows which device has which. many_rows: see CpuOps."""
     if torch.device(device).type == "cuda":
         # Imported when asked for: it needs what only a machine with a GPU has.
         ops: Ops = import_module("common.engine.cuda.ops").CudaOps()
         return ops
-    return CpuOps()
+    return CpuOps(many_rows=many_rows)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+import common.engine.cpu_linear as cpu_linear
 from common.engine.chunk_attention import BLOCK_TOKENS, attend_chunk, block_mask
-from common.engine.layers import PackedLinear, PlainLinear, RMSNorm, can_pack, make_linear, product
+from common.engine.cpu_linear import PackedLinear, PlainLinear, WidenedLinear, can_pack, make_linear, product
+from common.engine.layers import RMSNorm
 from common.engine.rotary import RotaryEmbedding
 
 CPU = torch.device("cpu")
@@ -24,17 +28,61 @@ def test_packed_and_plain_linears_agree(tokens: int, bias: bool) -> None:
         torch.testing.assert_close(linear.forward_add(x, residual.clone()), expected + residual, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_are_packed_where_onednn_can_and_left_alone_elsewhere() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 65])
+@pytest.mark.parametrize("bias", [True, False])
+def test_widened_linears_are_float32_products_rounded_once(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tokens: int, bias: bool
+) -> None:
+    monkeypatch.setattr(cpu_linear, "BLOCK_ELEMENTS", 32 * 20)  # 48 rows: two whole blocks and a part of one.
+    torch.manual_seed(0)
+    weight, x, residual = (torch.randn(*shape).to(dtype) for shape in ((48, 32), (tokens, 32), (tokens, 48)))
+    offset = torch.randn(48).to(dtype) if bias else None
+    before = weight.clone()
+    linear = WidenedLinear(weight, offset)
+    exact = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    relative, absolute = (torch.finfo(dtype).eps, 1e-4) if tokens > 1 else (2e-2, 2e-2)
+    for _ in range(2):
+        torch.testing.assert_close(linear.forward(x).double(), exact, rtol=relative, atol=absolute)
+    added = linear.forward_add(x, residual.clone())
+    assert added.dtype == dtype and torch.equal(added, linear.forward(x) + residual)
+    assert torch.equal(weight, before)
+
+
+def test_threads_do_not_widen_into_the_same_memory() -> None:
+    torch.manual_seed(0)
+    linears = [WidenedLinear(torch.randn(256, 64).bfloat16()) for _ in range(4)]
+    x = torch.randn(16, 64).bfloat16()
+    expected = [linear.forward(x) for linear in linears]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            for got, one in zip(pool.map(lambda linear: linear.forward(x), linears), expected, strict=True):
+                assert torch.equal(got, one)
+
+
+def test_each_dtype_and_machine_has_its_linears(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_pack(torch.float32, CPU), "every build of torch for this project's CPUs has oneDNN"
-    assert isinstance(make_linear(torch.randn(4, 4)), PackedLinear)
+    weight = torch.randn(4, 4)
+    for leads, prompts in ((True, PlainLinear), (False, PackedLinear)):
+        monkeypatch.setattr(cpu_linear, "blas_leads", lambda leads=leads: leads)
+        assert isinstance(make_linear(weight), PackedLinear)
+        assert isinstance(make_linear(weight, many_rows=True), prompts)
     for dtype, device in ((torch.float64, CPU), (torch.float32, torch.device("meta"))):
         assert not can_pack(dtype, device)
-    assert isinstance(make_linear(torch.randn(4, 4, dtype=torch.float64)), PlainLinear)
+    assert isinstance(make_linear(weight.double()), PlainLinear)
+    monkeypatch.setattr(cpu_linear, "can_pack", lambda dtype, device: False)
+    for many_rows in (False, True):
+        assert isinstance(make_linear(weight.bfloat16(), many_rows=many_rows), WidenedLinear)
+        assert isinstance(make_linear(weight.half(), many_rows=many_rows), WidenedLinear)
+        assert isinstance(make_linear(weight.bfloat16().to("meta"), many_rows=many_rows), PlainLinear)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_product_takes_strided_operands(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_product_takes_strided_operands(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, leads: bool) -> None:
+    monkeypatch.setattr(cpu_linear, "blas_leads", lambda: leads)
     a, b = torch.randn(10, 7, 6).to(dtype)[:, 2], torch.randn(6, 9).to(dtype).T
+    assert product(a, b).dtype == dtype
     torch.testing.assert_close(product(a, b), a @ b.T)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.engine.layers import PlainLinear
+from common.engine.cpu_linear import PlainLinear
 from common.engine.ops import CpuOps, ops_for
 from tests.helpers.engine_driver import EngineDriver, engine
 from tests.helpers.reference import greedy
@@ -32,7 +32,7 @@ class ThriftyOps(CpuOps):
 def test_a_residual_may_be_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qwen3: bool) -> None:
     model = make_tiny_model(tmp_path, qwen3=qwen3)
     prompts = [[1], [5, 6, 7], list(range(100))]
-    monkeypatch.setattr("common.engine.load.ops_for", lambda device: ThriftyOps())
+    monkeypatch.setattr("common.engine.load.ops_for", lambda device, many_rows: ThriftyOps())
     with engine(model) as runner:
         outputs = EngineDriver(runner).generate(prompts, max_tokens=8, chunk_tokens=32)
     assert outputs == [greedy(model, prompt, 8) for prompt in prompts]
