@@ -83,7 +83,8 @@ class _Scratch(threading.local):
     def widened(self, block: torch.Tensor) -> torch.Tensor:
         """block in float32, until the next call."""
         if self._memory.numel() < block.numel():
-            self._memory = torch.empty(block.numel())
+            with torch.inference_mode(False):  # Usable in either mode.
+                self._memory = torch.empty(block.numel())
         return self._memory[: block.numel()].view(block.shape).copy_(block)
 
 

@@ -18,17 +18,18 @@ from tests.helpers.prompts import prompt
 pytestmark = pytest.mark.cluster
 
 SHORT = ("--local-prefill", "short", "--local-prefill-tokens", "64")
+LONG = 900
 TEN = {"max_tokens": 10, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def conditional(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its prefill worker computes two tokens a step, and 100 in line are many."""
+    """Its prefill worker computes one token a step, and 100 in line are many."""
     with Cluster(
         tmp_path_factory.mktemp("conditional"),
         tiny,
         worker_args=SMALL,
-        prefill_args=["--chunk-tokens", "2"],
+        prefill_args=["--chunk-tokens", "1"],
         decode_args=SHORT,
         router_args=["--local-prefill-queue", "100"],
     ) as running:
@@ -42,10 +43,10 @@ def computed_by(answer: Answer) -> str:
 
 async def busy(client: Client) -> asyncio.Task[Answer]:
     """A long prompt on the prefill worker."""
-    long = asyncio.create_task(client.generate(prompt(600, seed=30), sampling=TEN, timeout=60))
+    long = asyncio.create_task(client.generate(prompt(LONG, seed=30), sampling=TEN, timeout=60))
 
     async def has_much_to_do() -> bool:
-        return any(worker.role == "prefill" and worker.running for worker in (await client.workers()).values())
+        return any(worker.role == "prefill" and worker.in_flight for worker in (await client.workers()).values())
 
     await eventually(has_much_to_do, within=5)
     return long
@@ -67,7 +68,7 @@ async def test_short_prompts_pass_a_busy_prefill_worker_by_with_the_same_tokens(
             assert answer.ids == reference.greedy(tiny, ids, 10)
             assert computed_by(answer) == "decode"
         handed_over = await long
-        assert computed_by(handed_over) == "prefill" and handed_over.ids == reference.greedy(tiny, prompt(600, seed=30), 10)
+        assert computed_by(handed_over) == "prefill" and handed_over.ids == reference.greedy(tiny, prompt(LONG, seed=30), 10)
         await conditional.assert_idle(client)
 
 

@@ -99,7 +99,7 @@ class Cluster:
         self.router.wait_for_line(registered, within=self.start_seconds)
         # There may have been others at this address.
         worker_id = re.findall(registered, self.router.output)[-1]
-        self.router.wait_for_line(rf"session with .*{worker_id} .*stands$", within=self.start_seconds)
+        self.router.wait_for_line(rf"session with .*{worker_id} .*stands", within=self.start_seconds)
 
     def processes_of(self, role: str) -> list[Process]:
         """The list itself: who ends one on purpose takes it out."""
