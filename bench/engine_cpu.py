@@ -83,19 +83,21 @@ def ours(folder: Path, dtype: str, options: argparse.Namespace) -> Iterator[tupl
     """Through ModelRunner.run, sampling and the caller's book-keeping included."""
     longest = max(PREFILL_TOKENS, options.context + options.steps * (options.repeat + 1) + 1)
     pages_each = pages_for(longest, PAGE_SIZE)
-    reset_global_ctx()
-    runner = ModelRunner.load(
-        EngineConfig(
-            model=folder, dtype=dtype, load_format="dummy", pool_pages=pages_each * max(BATCH_SIZES), table_rows=max(BATCH_SIZES)
-        )
-    )
-    for row in range(max(BATCH_SIZES)):
-        runner.page_table.assign(row, 0, range(row * pages_each, (row + 1) * pages_each))
+
+    def load(*, rows: int, decodes: bool) -> ModelRunner:
+        reset_global_ctx()
+        pages = pages_each * rows
+        config = EngineConfig(model=folder, dtype=dtype, load_format="dummy", pool_pages=pages, table_rows=rows, decodes=decodes)
+        runner = ModelRunner.load(config)
+        for row in range(rows):
+            runner.page_table.assign(row, 0, range(row * pages_each, (row + 1) * pages_each))
+        return runner
 
     def prompt(row: int, length: int) -> Req:
         ids = torch.randint(3, GEOMETRY["vocab_size"], (length,), dtype=torch.int32)
         return Req(ids, row, 0, longest - length, row, SamplingParams(ignore_eos=True), None)
 
+    runner = load(rows=max(BATCH_SIZES), decodes=True)
     for size in BATCH_SIZES:
         reqs = [prompt(row, options.context) for row in range(size)]
         advance(runner, Batch(reqs, "prefill"))
@@ -105,6 +107,7 @@ def ours(folder: Path, dtype: str, options: argparse.Namespace) -> Iterator[tupl
                 advance(runner, Batch(reqs, "decode"))
 
         yield str(size), size, best(decode, options.repeat) / options.steps
+    runner = load(rows=1, decodes=False)  # As a prefill worker has it.
     req = prompt(0, PREFILL_TOKENS)
     yield f"p{PREFILL_TOKENS}", PREFILL_TOKENS, best(lambda: run_once(runner, req), options.repeat)
 

@@ -34,6 +34,8 @@ class Steps:
         if self.is_paced:
             await asyncio.sleep(max(0.0, self._due - time.monotonic()))
             self._due += self._gap
+        else:
+            await asyncio.sleep(0)
 
     def stamp(self) -> int:
         """A step happens now; the id of its tokens."""

@@ -29,6 +29,7 @@ LONGEST_STRETCH = 8.0
 LONGEST_STRETCHED_GAP = 0.25
 """Seconds: whatever else the router has to do, nobody sees a stream stand still."""
 SAMPLE_SECONDS = 0.1
+"""At least, and at least a gap: what a correction does shows only then."""
 
 
 class Stretch:
@@ -39,9 +40,11 @@ class Stretch:
     def __init__(self) -> None:
         self.factor = 1.0
 
-    def observe(self, demand: float) -> None:
-        """demand: the share of the time in which the event loop had something to do, since the last sample."""
-        self.factor = min(LONGEST_STRETCH, max(1.0, self.factor * demand / TARGET))
+    def observe(self, demand: float, *, gap: float) -> None:
+        """demand: the share of the time in which the event loop had something to do, since the last sample. gap: seconds, without
+        a stretch."""
+        most = min(LONGEST_STRETCH, LONGEST_STRETCHED_GAP / gap) if gap else LONGEST_STRETCH
+        self.factor = max(1.0, min(most, self.factor * demand / TARGET))
 
 
 def write_gap(active_streams: int) -> float:
@@ -70,22 +73,26 @@ class Rounds:
         """It writes in the first round after its gap."""
         self._waiting.add(outlet)
         if self._timer is None:
+            self._sample(now)
             self._arm(self._last + self.gap / ROUNDS - now)
 
     def discard(self, outlet: Outlet) -> None:
         """Idempotent."""
         self._waiting.discard(outlet)
 
+    def _sample(self, now: float) -> None:
+        if now - self._sampled_at >= max(SAMPLE_SECONDS, self.gap):
+            self._sampled_at = now
+            self.stretch.observe(self._demand.since_last(now), gap=write_gap(self._active_streams()))
+
     def _arm(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._begin)
 
     def _begin(self) -> None:
         now = time.monotonic()
-        if now - self._sampled_at >= SAMPLE_SECONDS:
-            self._sampled_at = now
-            self.stretch.observe(self._demand.since_last(now))
-        between = max(WRITE_SECONDS, self.gap / ROUNDS)
         self._last, self._timer = now, None
+        self._sample(now)
+        between = max(WRITE_SECONDS, self.gap / ROUNDS)
         for outlet in [outlet for outlet in self._waiting if outlet.may_write_at <= now + between / 2]:
             outlet.touch_now()
         if self._waiting:

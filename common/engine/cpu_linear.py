@@ -1,4 +1,4 @@
-"""Products on the CPU: of oneDNN where it has them for a dtype on this machine, in float32 elsewhere."""
+"""Products on the CPU: each dtype's by what this machine has for it."""
 
 from __future__ import annotations
 
@@ -92,11 +92,10 @@ _scratch = _Scratch()
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, many_rows: bool = False) -> Linear:
-    """Packed where oneDNN can compute in weight's dtype on this machine, widened if that has 16 bits, plain elsewhere. weight:
-    [out, in]; bias: [out]. many_rows: it will be given dozens of rows at a time, as a prompt's."""
+    """weight: [out, in]; bias: [out]. many_rows: it will be given dozens of rows at a time, as a prompt's."""
     if can_pack(weight.dtype, weight.device):
         return PlainLinear(weight, bias) if many_rows and blas_leads() else PackedLinear(weight, bias)
-    return WidenedLinear(weight, bias) if is_narrow(weight) else PlainLinear(weight, bias)
+    return (WidenedLinear if is_widened(weight.dtype, weight.device) else PlainLinear)(weight, bias)
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -105,7 +104,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         # A strided operand it would take too, and then a thousand times as long.
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(a.contiguous(), b.contiguous(), None, "none", [], "")
         return y
-    return (a.float() @ b.float().T).to(a.dtype) if is_narrow(a) else a @ b.T
+    return (a.float() @ b.float().T).to(a.dtype) if is_widened(a.dtype, a.device) else a @ b.T
 
 
 @cache
@@ -115,9 +114,14 @@ def blas_leads() -> bool:
     return torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
-def is_narrow(x: torch.Tensor) -> bool:
-    """Whether x is of 16 bits, on the CPU."""
-    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+@cache
+def is_widened(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products of that dtype are computed in float32: it has 16 bits, and this CPU does not compute in it."""
+    if device.type != "cpu":
+        return False
+    if dtype == torch.bfloat16:
+        return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
 @cache

@@ -11,7 +11,7 @@ import torch
 
 from common.engine import kv_pool
 from common.engine.config import EngineConfig
-from common.engine.cpu_linear import can_pack
+from common.engine.cpu_linear import is_widened
 from common.engine.model_config import ModelConfig
 from common.engine.models.registry import Model, build_model
 from common.engine.ops import ops_for
@@ -60,7 +60,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     weights = open_weights(folder, progress, load_format=config.load_format, dtype=dtype, device=device)
     model = build_model(shape, weights, ops_for(device, many_rows=not config.decodes), max_context=max_context)
     weights.finish()
-    if device == "cpu" and not can_pack(dtype, torch.device(device)):
+    if is_widened(dtype, torch.device(device)):
         progress(f"this machine does not compute in {config.dtype}: products are float32's, of weights in {config.dtype}")
     return LoadedModel(
         model=model,

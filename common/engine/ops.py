@@ -36,7 +36,7 @@ class Ops(Protocol):
 
 
 class CpuOps:
-    """Ops of torch alone, oneDNN's products where it has them."""
+    """Ops of torch alone, products by common/engine/cpu_linear.py."""
 
     def __init__(self, *, many_rows: bool = False) -> None:
         """many_rows: for an engine that computes prompts alone."""

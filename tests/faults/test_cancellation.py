@@ -47,7 +47,7 @@ def patient(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
         tmp_path_factory.mktemp("patient"),
         tiny,
         worker_args=PATIENT,
-        prefill_args=["--chunk-tokens", "4"],
+        prefill_args=["--chunk-tokens", "1"],  # What lasts for less than a report's interval is never seen in one.
         decode_args=["--max-running", "1"],
     ) as running:
         yield running
@@ -132,10 +132,10 @@ async def test_can_07_a_request_id_is_free_again_once_its_call_was_cancelled(cli
 
 
 async def test_can_08_a_deadline_that_passes_in_the_queue_computes_nothing(tiny: Path, tmp_path: Path) -> None:
-    args = ["--page-size", "16", "--pool-pages", "600", "--max-context", "640"]
-    with Cluster(tmp_path, tiny, worker_args=args, prefill_args=["--chunk-tokens", "2", "--max-running", "2"]) as cluster:
+    args = ["--page-size", "16", "--pool-pages", "600", "--max-context", "1600"]
+    with Cluster(tmp_path, tiny, worker_args=args, prefill_args=["--chunk-tokens", "1", "--max-running", "2"]) as cluster:
         async with cluster.client() as client:
-            long = [asyncio.ensure_future(client.generate(prompt(600, seed=i), sampling={"max_tokens": 1})) for i in range(2)]
+            long = [asyncio.ensure_future(client.generate(prompt(1500, seed=i), sampling={"max_tokens": 1})) for i in range(2)]
             await eventually(lambda: is_busy(client, "prefill", 2), within=5)
             began = time.monotonic()
             late = [client.call(prompt(600, seed=10 + i), timeout=0.5, sampling={"max_tokens": 1}) for i in range(50)]

@@ -42,7 +42,7 @@ class CutOff(RelayedWorker):
 
     def __init__(self, cluster: Cluster, role: str) -> None:
         # Slow enough to be found with a prompt under way.
-        super().__init__(cluster, role, extra=["--chunk-tokens", "4"] if role == "prefill" else [])
+        super().__init__(cluster, role, extra=["--chunk-tokens", "1"] if role == "prefill" else [])
         self._up = Relay(cluster.address)
 
     @property

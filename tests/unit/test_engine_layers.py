@@ -9,7 +9,7 @@ import torch
 
 import common.engine.cpu_linear as cpu_linear
 from common.engine.chunk_attention import BLOCK_TOKENS, attend_chunk, block_mask
-from common.engine.cpu_linear import PackedLinear, PlainLinear, WidenedLinear, can_pack, make_linear, product
+from common.engine.cpu_linear import PackedLinear, PlainLinear, WidenedLinear, can_pack, is_widened, make_linear, product
 from common.engine.layers import RMSNorm
 from common.engine.rotary import RotaryEmbedding
 
@@ -71,10 +71,21 @@ def test_each_dtype_and_machine_has_its_linears(monkeypatch: pytest.MonkeyPatch)
         assert not can_pack(dtype, device)
     assert isinstance(make_linear(weight.double()), PlainLinear)
     monkeypatch.setattr(cpu_linear, "can_pack", lambda dtype, device: False)
-    for many_rows in (False, True):
-        assert isinstance(make_linear(weight.bfloat16(), many_rows=many_rows), WidenedLinear)
-        assert isinstance(make_linear(weight.half(), many_rows=many_rows), WidenedLinear)
-        assert isinstance(make_linear(weight.bfloat16().to("meta"), many_rows=many_rows), PlainLinear)
+    for widened, linear in ((True, WidenedLinear), (False, PlainLinear)):
+        monkeypatch.setattr(cpu_linear, "is_widened", lambda dtype, device, widened=widened: widened)
+        for many_rows in (False, True):
+            assert isinstance(make_linear(weight.bfloat16(), many_rows=many_rows), linear)
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_16_bits_are_widened_where_the_processor_does_not_compute_in_them(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
+    is_widened.cache_clear()
+    for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+        monkeypatch.setattr(torch.ops.mkldnn, name, lambda: has)
+    widened = {dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if is_widened(dtype, CPU)}
+    assert widened == (set() if has else {torch.bfloat16, torch.float16})
+    assert not is_widened(torch.bfloat16, torch.device("meta"))
+    is_widened.cache_clear()
 
 
 @pytest.mark.parametrize("leads", [False, True])

@@ -31,7 +31,7 @@ def test_the_gap_grows_with_the_streams_so_that_all_writes_take_at_most_one_core
 def test_a_loop_that_has_time_left_stretches_nothing() -> None:
     stretch = Stretch()
     for demand in (0.0, 0.3, TARGET, 0.5):
-        stretch.observe(demand)
+        stretch.observe(demand, gap=0.01)
         assert stretch.factor == 1.0
 
 
@@ -42,18 +42,22 @@ def test_gaps_are_stretched_until_the_demand_is_met_and_no_longer_than_needed() 
 
     stretch = Stretch()
     for _ in range(30):
-        stretch.observe(demand())
+        stretch.observe(demand(), gap=0.01)
     assert demand() == pytest.approx(TARGET, rel=0.05)
     for _ in range(10):
-        stretch.observe(0.4)
+        stretch.observe(0.4, gap=0.01)
     assert stretch.factor == 1.0
 
 
 def test_the_stretch_is_bounded_by_itself_and_by_the_gap_that_it_makes() -> None:
     stretch = Stretch()
     for _ in range(100):
-        stretch.observe(1.0)
+        stretch.observe(1.0, gap=0.001)
     assert stretch.factor == LONGEST_STRETCH
+    stretch.observe(1.0, gap=LONGEST_STRETCHED_GAP / 3)
+    assert stretch.factor == pytest.approx(3), "not wound up beyond what it may do"
+    stretch.observe(1.0, gap=1.0)
+    assert stretch.factor == 1.0
     rounds = {streams: Rounds(active_streams=lambda streams=streams: streams) for streams in (16, 1024, 100_000)}  # type: ignore[misc]
     for each in rounds.values():
         each.stretch.factor = LONGEST_STRETCH
@@ -76,6 +80,17 @@ async def test_a_loop_with_more_to_do_than_it_can_writes_less_often() -> None:
         await asyncio.wait_for(outlet.wait(), 1)
         outlet.wrote()
     assert rounds.gap > write_gap(100)
+
+
+async def test_a_stretch_is_gone_after_a_pause() -> None:
+    rounds = Rounds(active_streams=lambda: 500)
+    rounds.stretch.factor = 6.0
+    outlet = Outlet(rounds)
+    await asyncio.sleep(0.05)
+    outlet.wrote()
+    outlet.touch(time.monotonic())
+    assert rounds.stretch.factor == 1.0
+    await asyncio.wait_for(outlet.wait(), 5)
 
 
 async def test_the_first_token_goes_out_at_once_and_the_next_waits_for_the_gap() -> None:
