@@ -6,9 +6,10 @@ thread on its way. So tokens are gathered, and streams write in rounds:
     round      |<- gap / ROUNDS ->| round          a stream writes in a round if it has something, and
     stream A   |<- gap ------------------- ... ->| its last write is a gap ago
 
-The gap grows with the number of streams, and further while the event loop has more to do than it can: so messages are saved, in
-the router and its clients, and no token falls behind. After a moment without tokens the next round begins at once, with all that
-come in the same turn of the event loop; and neither what a call says first nor a completion's last token waits for a round.
+The gap grows with the number of streams, and further while the event loop has more to do than it can: so messages are saved,
+in the router and its clients, and no token falls behind. After a moment without tokens the next round begins at once, with
+all that come in the same turn of the event loop. What a call says first does not wait for a round, nor does a completion's
+last token, unless text ends it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ ROUNDS = 4
 """In a gap: more would gather fewer writes each, fewer would hold up those whose gap is over."""
 TARGET = 0.8
 """Of the event loop's time: with more to do than that it falls behind now and then, and it cannot catch up."""
-LONGEST_STRETCH = 8.0
+CALL_SECONDS = 350e-6
+"""What a call costs at least, refused or not. It is no part of the demand that writing less often could lower: streams are not to
+give way to a flood of calls."""
+LONGEST_STRETCH = 4.0
 LONGEST_STRETCHED_GAP = 0.25
 """Seconds: whatever else the router has to do, nobody sees a stream stand still."""
 SAMPLE_SECONDS = 0.1
@@ -61,6 +65,8 @@ class Rounds:
         self._timer: asyncio.TimerHandle | None = None
         self._last = 0.0
         self._demand = Demand()
+        self._calls = 0
+        """Since the last sample."""
         self._sampled_at = 0.0
         self.stretch = Stretch()
 
@@ -68,6 +74,9 @@ class Rounds:
     def gap(self) -> float:
         gap = write_gap(self._active_streams())
         return max(gap, min(gap * self.stretch.factor, LONGEST_STRETCHED_GAP))
+
+    def call_came(self) -> None:
+        self._calls += 1
 
     def add(self, outlet: Outlet, now: float) -> None:
         """It writes in the first round after its gap."""
@@ -81,9 +90,11 @@ class Rounds:
         self._waiting.discard(outlet)
 
     def _sample(self, now: float) -> None:
-        if now - self._sampled_at >= max(SAMPLE_SECONDS, self.gap):
-            self._sampled_at = now
-            self.stretch.observe(self._demand.since_last(now), gap=write_gap(self._active_streams()))
+        seconds = now - self._sampled_at
+        if seconds >= max(SAMPLE_SECONDS, self.gap):
+            demand = self._demand.since_last(now) - self._calls * CALL_SECONDS / seconds
+            self.stretch.observe(demand, gap=write_gap(self._active_streams()))
+            self._sampled_at, self._calls = now, 0
 
     def _arm(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._begin)

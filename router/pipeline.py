@@ -96,6 +96,7 @@ class Pipeline:
         """Returns after the last Finished was written. Raises the status the call ends with."""
         outcome, journey, about = "OK", None, About(pb.request_id[:MAX_ID_BYTES])
         bind(about)
+        self._rounds.call_came()
         trace = RequestTrace(self._tracing, parent=caller.traceparent, arrived_at=caller.arrived_at)
         try:
             self._admission.check_room(priority=pb.priority, tenant=caller.tenant)

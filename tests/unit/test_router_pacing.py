@@ -8,6 +8,7 @@ import time
 import pytest
 
 from router.pacing import (
+    CALL_SECONDS,
     LONGEST_STRETCH,
     LONGEST_STRETCHED_GAP,
     ROUNDS,
@@ -37,8 +38,8 @@ def test_a_loop_that_has_time_left_stretches_nothing() -> None:
 
 def test_gaps_are_stretched_until_the_demand_is_met_and_no_longer_than_needed() -> None:
     def demand() -> float:
-        """Writes that would take three times the loop's time, if gaps were not longer; and what takes a fifth of it anyhow."""
-        return min(1.0, 0.2 + 3.0 / stretch.factor)
+        """Writes that would take twice the loop's time, if gaps were not longer; and what takes a fifth of it anyhow."""
+        return min(1.0, 0.2 + 2.0 / stretch.factor)
 
     stretch = Stretch()
     for _ in range(30):
@@ -80,6 +81,23 @@ async def test_a_loop_with_more_to_do_than_it_can_writes_less_often() -> None:
         await asyncio.wait_for(outlet.wait(), 1)
         outlet.wrote()
     assert rounds.gap > write_gap(100)
+
+
+async def test_a_flood_of_calls_is_no_reason_to_write_less_often() -> None:
+    rounds = Rounds(active_streams=lambda: 100)
+    outlet = Outlet(rounds)
+    outlet.wrote()
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        outlet.touch(time.monotonic())
+        spin_until = time.monotonic() + 0.02
+        while time.monotonic() < spin_until:
+            pass
+        for _ in range(int(0.02 / CALL_SECONDS)):
+            rounds.call_came()
+        await asyncio.wait_for(outlet.wait(), 1)
+        outlet.wrote()
+        assert rounds.stretch.factor == 1.0
 
 
 async def test_a_stretch_is_gone_after_a_pause() -> None:
