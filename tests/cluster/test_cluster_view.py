@@ -23,7 +23,7 @@ async def view(client: Client) -> pb.GetClusterResponse:
 
 async def test_get_cluster_shows_the_router_and_its_workers_while_they_work(client: Client) -> None:
     before = await view(client)
-    call = client.call(prompt(30), sampling={"max_tokens": 600, "ignore_eos": True})
+    call = client.call(prompt(30), sampling={"max_tokens": 980, "ignore_eos": True})
     await first_event(call, "delta")
 
     async def decoding() -> bool:
