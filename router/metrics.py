@@ -65,7 +65,7 @@ class RouterMetrics:
             )
             yield gauge("pdserve_tokens_in_line", "Prompt tokens of new requests that wait for workers with room.", queue.tokens)
             yield gauge("pdserve_completions", "Completions on workers, by stage.", on_workers, "stage")
-            yield gauge("pdserve_write_gap_seconds", "Between two deltas of a stream, at least.", rounds.gap)
+            yield gauge("pdserve_write_gap_seconds", "Between two deltas of a stream but its first and last.", rounds.gap)
             yield gauge("pdserve_outbox_messages", "Messages that wait to be sent over the sessions.", fleet.num_unsent)
 
         def workers() -> Iterable[Metric]:
